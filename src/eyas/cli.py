@@ -1,0 +1,115 @@
+"""The command line: verbs become stages, errors become two lines. Imports nothing heavy before it must."""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import click
+
+import eyas
+from eyas.errors import EyasError, did_you_mean
+
+_VERBS = {
+    "run": "Run every stage that is not done yet.",
+    "prepare": "Turn conversations into tokenized samples.",
+    "regenerate": "Let the target answer the prompts itself.",
+    "extract": "Capture the target's hidden states.",
+    "train": "Train the draft on the captured states.",
+    "export": "Write the folder that vLLM and SGLang load.",
+    "evaluate": "Measure acceptance by real speculative decoding.",
+}
+
+
+class _Group(click.Group):
+    """Commands in the order of the pipeline, and a suggestion for a mistyped one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            raise click.UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(eyas.__version__, prog_name="eyas")
+def cli() -> None:
+    """Train EAGLE-3 draft models for a target LLM and prove that they work."""
+
+
+def _add_stage(name: str, summary: str) -> None:
+    @cli.command(name, help=f"{summary}\n\nSettings come from the run file; SECTION.KEY=VALUE overrides one.")
+    @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+    @click.option(
+        "--fresh", is_flag=True, help="redo what was written before, instead of refusing or keeping it"
+    )
+    @click.option("--debug", is_flag=True, help="show a traceback for an error")
+    @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+    def command(path: Path | None, fresh: bool, debug: bool, settings: tuple[str, ...]) -> None:
+        _guarded(debug, _run_stage, name, path, fresh, settings)
+
+
+for _name, _summary in _VERBS.items():
+    _add_stage(_name, _summary)
+
+
+@cli.command("config")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@click.option("--keys", is_flag=True, help="list every setting with its meaning")
+@click.option("--debug", is_flag=True, help="show a traceback for an error")
+@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+def show_config(path: Path | None, keys: bool, debug: bool, settings: tuple[str, ...]) -> None:
+    """Show the resolved configuration, each value with its origin."""
+    _guarded(debug, _show_config, path, keys, settings)
+
+
+def _run_stage(name: str, path: Path | None, fresh: bool, settings: tuple[str, ...]) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages.context import RunContext
+    from eyas.stages.run import STAGE_FUNCTIONS, run
+
+    context = RunContext(loaded, fresh)
+    run(context) if name == "run" else STAGE_FUNCTIONS[name](context)
+
+
+def _show_config(path: Path | None, keys: bool, settings: tuple[str, ...]) -> None:
+    from eyas.config.explain import describe_keys, to_commented_yaml
+    from eyas.config.load import load_config
+
+    if keys:
+        rows = describe_keys()
+        width = max(len(key) for key, _ in rows)
+        for key, meaning in rows:
+            click.echo(f"{key:<{width}}  {meaning}")
+    else:
+        click.echo(to_commented_yaml(load_config(path, settings)), nl=False)
+
+
+def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
+    """Run a command; show an error as what and hint, and exit with its code."""
+    try:
+        function(*arguments)
+    except EyasError as error:
+        if debug:
+            traceback.print_exc()
+        click.echo(f"error: {error.what}", err=True)
+        if error.hint:
+            click.echo(f"hint: {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("interrupted; the same command goes on from here", err=True)
+        sys.exit(130)
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        click.echo(f"error: {error}", err=True)
+        click.echo("hint: complete work is kept; mend the cause and run the same command again", err=True)
+        sys.exit(1)
+
+
+def main() -> None:
+    cli()

@@ -1,0 +1,131 @@
+"""A run file and ``section.key=value`` overrides become one checked configuration."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from eyas.config.schema import RunConfig
+from eyas.errors import UserError, did_you_mean
+
+Origin = Literal["file", "command line", "default"]
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """The configuration and where each value came from, by dotted key."""
+
+    config: RunConfig
+    origins: dict[str, Origin]
+
+
+def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedConfig:
+    """Read ``path``, apply ``overrides`` in order, check everything.
+
+    Relative paths in a run file are meant from where the command is run, as in a shell.
+    Raises: UserError naming the key, with the closest known one for an unknown key.
+    """
+    values: dict[str, Any] = _read(path) if path else {}
+    origins: dict[str, Origin] = {key: "file" for key, _ in flatten(values)}
+    for override in overrides:
+        key, value = _parse_override(override)
+        _set(values, key, value)
+        origins[key] = "command line"
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error, values) from None
+    for key, _ in flatten(config.model_dump(mode="json")):
+        origins.setdefault(key, "default")
+    return LoadedConfig(config, origins)
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested settings as (dotted key, value)."""
+    leaves: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            leaves += flatten(value, f"{prefix}{key}.")
+        else:
+            leaves.append((prefix + key, value))
+    return leaves
+
+
+def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """Return every dotted key of the configuration."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += known_keys(kind, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"cannot read the run file {path}: {error.strerror}",
+            hint="name one with -c, for example -c recipes/smollm2-cpu.yaml",
+        ) from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} does not hold settings", hint="it should start with 'target:' and 'data:'")
+    return values
+
+
+def _parse_override(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"cannot read {override!r}", hint="write section.key=value, e.g. train.num_epochs=2")
+    try:
+        # YAML 1.1 reads "1e-4" as a string; a person means the number.
+        return key, float(text) if _is_exponent(text) else yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"cannot read the value of {override!r}") from None
+
+
+def _is_exponent(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "e" in text.lower()
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, leaf = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise _unknown(key)
+    values[leaf] = value
+
+
+def _unknown(key: str) -> UserError:
+    keys = known_keys()
+    suggestion = did_you_mean(key, keys)
+    if not suggestion:
+        by_leaf = {k.rpartition(".")[2]: k for k in keys}
+        leaf = key.rpartition(".")[2]
+        suggestion = f"; did you mean {by_leaf[leaf]!r}?" if leaf in by_leaf else ""
+    return UserError(f"unknown setting {key!r}{suggestion}", hint="eyas config --keys lists every setting")
+
+
+def _explain(error: ValidationError, values: dict[str, Any]) -> UserError:
+    first = error.errors()[0]
+    # For a value of a tuple or union the location ends in an index; the setting is what people know.
+    key = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
+    if first["type"] == "extra_forbidden":
+        return _unknown(key)
+    if first["type"] == "missing":
+        return UserError(f"the setting {key!r} is missing", hint=f"set {key}=... or write it in the run file")
+    return UserError(f"{key}: {first['msg']} (got {first['input']!r})", hint="eyas config --keys explains it")

@@ -1,0 +1,109 @@
+"""Every setting of a run, with its default: the one place where defaults live."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class TargetSettings(Section):
+    """The model to be sped up."""
+
+    model: str = Field(description="a local model folder, a hub id, or demo:smollm2-135m-instruct")
+    revision: str | None = Field(None, description="hub revision")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="compute and storage type of the target's states; auto: as in its config.json"
+    )
+    aux_layer_ids: tuple[int, ...] | None = Field(
+        None, description="ids L = stream after L layers; default [2, n//2, n-3]"
+    )
+    trust_remote_code: bool = Field(False, description="allow code from the model folder")
+
+
+class DataSettings(Section):
+    """Conversations and how they become tokens."""
+
+    sources: tuple[str, ...] = Field(description="JSONL files of conversations or prompts")
+    max_length: PositiveInt = Field(2048, description="tokens of a sample at most; longer ones are cut")
+    held_out_share: float = Field(0.05, ge=0, lt=1, description="share of conversations kept for validation")
+    max_drop_share: float = Field(0.1, ge=0, le=1, description="stop when more rows than this are dropped")
+
+
+class RegenerateSettings(Section):
+    """The target answers the prompts itself, so that the draft learns what it will have to predict."""
+
+    enabled: bool = Field(True, description="false: train on the answers in the data")
+    engine: str = Field("transformers", description="engine that generates")
+    max_new_tokens: PositiveInt = Field(512, description="length limit of one answer")
+    batch_size: PositiveInt = Field(32, description="conversations in flight")
+    temperature: float = Field(0.0, ge=0, description="0: greedy")
+
+
+class ExtractSettings(Section):
+    """Capture of the target's hidden states."""
+
+    engine: str = Field("transformers", description="engine that computes the states")
+    batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
+    shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
+    max_failures: NonNegativeInt = Field(0, description="samples that may fail before the stage stops")
+
+
+class DraftSettings(Section):
+    """The draft model's shape; what is left out is copied from the target."""
+
+    architecture: str = Field("eagle3", description="draft architecture")
+    vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
+    intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
+    num_attention_heads: PositiveInt | None = Field(None, description="query heads")
+    num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
+
+
+class TrainSettings(Section):
+    """Optimisation of the draft."""
+
+    num_unroll_steps: PositiveInt = Field(7, description="K, steps of the draft on its own states")
+    step_decay: float = Field(0.8, gt=0, le=1, description="weight of step k is step_decay ** k")
+    num_epochs: PositiveInt = Field(3, description="passes over the data")
+    batch_tokens: PositiveInt = Field(8192, description="tokens packed into one optimizer step")
+    learning_rate: float = Field(4e-4, gt=0, description="peak learning rate")
+    warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay, matrices only")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")
+    max_grad_norm: float = Field(0.5, gt=0, description="gradient norm is clipped to this")
+    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="matrix multiplications")
+    validate_every: PositiveInt = Field(100, description="steps between validations")
+    save_every: PositiveInt = Field(100, description="steps between checkpoints")
+    device: str = Field("auto", description="cpu, cuda, or auto")
+
+
+class ExportSettings(Section):
+    """The folder that inference engines load."""
+
+    format: str = Field("vllm", description="exporter; vllm's folder also loads in SGLang")
+
+
+class EvaluateSettings(Section):
+    """Speculative decoding with the exported draft."""
+
+    num_draft_tokens: PositiveInt = Field(3, description="K, draft tokens per target forward")
+    num_prompts: PositiveInt = Field(32, description="held-out prompts decoded")
+    max_new_tokens: PositiveInt = Field(128, description="tokens decoded for each prompt")
+
+
+class RunConfig(Section):
+    """One run: what a run file holds."""
+
+    run_dir: Path = Field(description="folder of this run")
+    seed: int = Field(0, description="split, initialisation and shuffling")
+    target: TargetSettings
+    data: DataSettings
+    regenerate: RegenerateSettings = RegenerateSettings()
+    extract: ExtractSettings = ExtractSettings()
+    draft: DraftSettings = DraftSettings()
+    train: TrainSettings = TrainSettings()
+    export: ExportSettings = ExportSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()

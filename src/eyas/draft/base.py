@@ -1,0 +1,74 @@
+"""The shape of a draft model, and where it comes from."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.errors import UserError
+from eyas.types import TargetSpec
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """What it takes to build a draft; travels in checkpoints and becomes the export's config.json."""
+
+    hidden_size: int
+    num_aux_layers: int
+    vocab_size: int  # W
+    target_vocab_size: int  # V
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope_parameters: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise UserError(
+                f"draft.num_attention_heads={self.num_attention_heads} does not divide into "
+                f"{self.num_key_value_heads} key/value heads",
+                hint="choose draft.num_key_value_heads that divides draft.num_attention_heads",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "rope_parameters": dict(self.rope_parameters)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "DraftConfig":
+        return cls(**value)
+
+
+def draft_config_for(
+    spec: TargetSpec,
+    vocab_size: int,
+    intermediate_size: int | None = None,
+    num_attention_heads: int | None = None,
+    num_key_value_heads: int | None = None,
+) -> DraftConfig:
+    """Copy the target's shape where nothing else is asked for.
+
+    Raises: UserError when heads do not divide.
+    """
+    heads = num_attention_heads or spec.num_attention_heads
+    kv_heads = num_key_value_heads or spec.num_key_value_heads
+    if num_attention_heads and spec.hidden_size % heads:
+        raise UserError(
+            f"draft.num_attention_heads={heads} does not divide the target's width {spec.hidden_size}",
+            hint=f"leave it out to copy the target's {spec.num_attention_heads}",
+        )
+    return DraftConfig(
+        hidden_size=spec.hidden_size,
+        num_aux_layers=spec.num_aux_layers,
+        vocab_size=vocab_size,
+        target_vocab_size=spec.vocab_size,
+        intermediate_size=intermediate_size or spec.intermediate_size,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=spec.hidden_size // heads if num_attention_heads else spec.head_dim,
+        rms_norm_eps=spec.norm_eps,
+        max_position_embeddings=spec.max_position_embeddings,
+        rope_parameters=spec.rope_parameters,
+    )

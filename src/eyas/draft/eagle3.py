@@ -1,0 +1,107 @@
+"""The EAGLE-3 draft: one decoder layer that reads the next token and the target's fused states.
+
+Parameter names are those that vLLM and SGLang load. The unroll over steps lives in eyas.train, the
+decoding loop in eyas.evaluate; both call the small functions below and nothing else.
+"""
+
+import torch
+from torch import nn
+
+from eyas.draft.base import DraftConfig
+from eyas.draft.layers import MLP, Attention, RMSNorm, Rotary
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(width, eps)
+        self.hidden_norm = RMSNorm(width, eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+        self.mlp = MLP(config)
+
+
+class Eagle3Draft(nn.Module):
+    """Source: EAGLE-3, arXiv 2503.01840; the layout of vLLM's ``LlamaForCausalLMEagle3``.
+
+    ``embed_tokens`` is the target's and frozen; everything else is trained.
+    """
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.embed_tokens = nn.Embedding(config.target_vocab_size, width)
+        self.embed_tokens.weight.requires_grad_(False)
+        self.fc = nn.Linear(config.num_aux_layers * width, width, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(config)])
+        self.norm = RMSNorm(width, config.rms_norm_eps)
+        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        self.rotary = Rotary(config)
+
+    @property
+    def layer(self) -> DecoderLayer:
+        layer = self.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        return layer
+
+    def fuse(self, aux: torch.Tensor) -> torch.Tensor:
+        """Turn aux states [R, A, D] into the first step's hidden states [R, D]."""
+        out: torch.Tensor = self.fc(aux.flatten(1))
+        return out
+
+    def mix(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Join the token a row reads [R] with its hidden state [R, D] into the layer's input [R, 2D]."""
+        embedded = self.embed_tokens(tokens).to(hidden.dtype)
+        return torch.cat([self.layer.input_layernorm(embedded), self.layer.hidden_norm(hidden)], dim=-1)
+
+    def keys_values(self, mixed: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rotated keys and values [R, kv heads, head_dim]."""
+        attention = self.layer.self_attn
+        keys = self.rotary(attention.heads(attention.k_proj(mixed)), positions)
+        return keys, attention.heads(attention.v_proj(mixed))
+
+    def queries(self, mixed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return rotated queries [R, heads, head_dim]."""
+        attention = self.layer.self_attn
+        return self.rotary(attention.heads(attention.q_proj(mixed)), positions)
+
+    def finish(self, attended: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Add attention's output [R, heads, head_dim] and the MLP to the residual ``hidden`` [R, D].
+
+        What comes back is the next step's hidden state.
+        """
+        hidden = hidden + self.layer.self_attn.o_proj(attended.flatten(1))
+        out: torch.Tensor = hidden + self.layer.mlp(self.layer.post_attention_layernorm(hidden))
+        return out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits over the draft vocabulary [R, W]."""
+        out: torch.Tensor = self.lm_head(self.norm(hidden))
+        return out
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that training changes, by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def initialise(
+        self, embedding: torch.Tensor, head_rows: torch.Tensor, norm_weight: torch.Tensor, seed: int
+    ) -> None:
+        """Start from the target: its embedding [V, D], its final norm [D], its head's rows [W, D].
+
+        ``fc`` starts as a pass-through of the last aux layer with a little noise on all of them: the
+        latest state is the best single guess of what the last layer will say.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        width = self.config.hidden_size
+        for name, parameter in self.trainable().items():
+            if parameter.ndim == 2:
+                values = torch.randn(parameter.shape, generator=generator) * 0.02
+                parameter.copy_(values)
+                if name == "fc.weight":
+                    parameter[:, -width:] += torch.eye(width)
+        self.embed_tokens.weight.copy_(embedding)
+        self.lm_head.weight.copy_(head_rows)
+        self.norm.weight.copy_(norm_weight)

@@ -1,0 +1,50 @@
+"""What an engine is: it runs the target, and gives hidden states and answers."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids to be answered."""
+
+    prompt_id: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are sampled; temperature 0 is greedy."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Engine(Protocol):
+    """Exactly one item out for one in, in any order; a failure is a value that names its sample."""
+
+    def describe(self) -> TargetSpec: ...
+
+    def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]: ...
+
+    def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]: ...
+
+    def close(self) -> None: ...
+
+
+class TargetSession(Protocol):
+    """One sequence, decoded step by step with a key/value cache; what speculative decoding needs."""
+
+    def extend(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append tokens and return logits [T, V] and aux states [T, A, D] of exactly these tokens."""
+        ...
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget all but the first ``num_tokens`` tokens."""
+        ...

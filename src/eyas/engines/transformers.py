@@ -1,0 +1,173 @@
+"""The reference engine: transformers in this process, on CPU or one GPU."""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from eyas.engines.base import Prompt, Sampling
+from eyas.engines.taps import LayerTaps
+from eyas.errors import ContractError
+from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
+
+
+class TransformersEngine:
+    """Runs the target with transformers.
+
+    ``batch_tokens`` bounds a capture batch (padding included); ``batch_size`` bounds the prompts
+    answered together.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: TargetSpec,
+        *,
+        batch_tokens: int = 4096,
+        batch_size: int = 32,
+        device: str = "cpu",
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.batch_tokens = batch_tokens
+        self.batch_size = batch_size
+        self.device = torch.device(device)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, spec.dtype), trust_remote_code=trust_remote_code
+        )
+        self.model.eval().requires_grad_(False).to(self.device)
+
+    def describe(self) -> TargetSpec:
+        return self.spec
+
+    def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
+        """Compute the states of all samples, batched by length; memory is bounded by one batch."""
+        for batch in batches_by_length(list(samples), self.batch_tokens):
+            yield from self._capture_batch(batch)
+
+    def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
+        """Answer prompts, those of like length together; finished rows leave their batch at once."""
+        waiting = sorted(prompts, key=lambda p: len(p.token_ids))
+        for start in range(0, len(waiting), self.batch_size):
+            yield from self._generate_batch(waiting[start : start + self.batch_size], sampling)
+
+    def session(self) -> "TransformersSession":
+        """Start decoding one sequence."""
+        return TransformersSession(self)
+
+    def close(self) -> None:
+        del self.model
+
+    @torch.inference_mode()
+    def _capture_batch(self, batch: Sequence[TokenizedSample]) -> Iterator[HiddenStates]:
+        # Padding on the right of a causal model is seen by no real token, so no mask is needed.
+        longest = max(len(sample) for sample in batch)
+        input_ids = torch.zeros(len(batch), longest, dtype=torch.long)
+        for row, sample in enumerate(batch):
+            input_ids[row, : len(sample)] = torch.from_numpy(sample.input_ids)
+        with LayerTaps(self.model, (*self.spec.aux_layer_ids, self.spec.num_layers)) as taps:
+            # The decoder alone: the head's logits are not needed.
+            self.model.get_decoder()(input_ids=input_ids.to(self.device), use_cache=False)
+        aux, last = taps.aux_and_last()
+        for row, sample in enumerate(batch):
+            num_tokens = len(sample)
+            yield HiddenStates.select(sample, aux[row, :num_tokens].cpu(), last[row, :num_tokens].cpu())
+
+    @torch.inference_mode()
+    def _generate_batch(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Completion]:
+        longest = max(len(p.token_ids) for p in prompts)
+        input_ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            input_ids[row, longest - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
+            mask[row, longest - len(prompt.token_ids) :] = 1
+        generators = [_generator(sampling.seed, p.prompt_id) for p in prompts]
+        answers: list[list[int]] = [[] for _ in prompts]
+        active = list(range(len(prompts)))
+        cache = DynamicCache(config=self.model.config)
+        step_ids, mask = input_ids.to(self.device), mask.to(self.device)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        while active:
+            out = self.model(
+                input_ids=step_ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            chosen = _choose(out.logits[:, -1], sampling.temperature, [generators[i] for i in active])
+            going: list[int] = []
+            for place, (index, token) in enumerate(zip(active, chosen, strict=True)):
+                answers[index].append(token)
+                stopped = token in self.spec.eos_token_ids
+                if stopped or len(answers[index]) >= sampling.max_new_tokens:
+                    reason: Any = "stop" if stopped else "length"
+                    yield Completion(prompts[index].prompt_id, tuple(answers[index]), reason)
+                else:
+                    going.append(place)
+            if len(going) < len(active):
+                keep = torch.tensor(going, device=self.device, dtype=torch.long)
+                if going:
+                    cache.batch_select_indices(keep)
+                mask, positions = mask[keep], positions[keep]
+                active = [active[place] for place in going]
+            step_ids = torch.tensor([[answers[i][-1]] for i in active], device=self.device)
+            mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
+            positions = positions[:, -1:] + 1
+
+
+class TransformersSession:
+    """Step-by-step decoding of one sequence with transformers' own cache."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self.engine = engine
+        self.cache = DynamicCache(config=engine.model.config)
+
+    @torch.inference_mode()
+    def extend(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        engine = self.engine
+        input_ids = torch.tensor([list(token_ids)], device=engine.device)
+        with LayerTaps(engine.model, engine.spec.aux_layer_ids) as taps:
+            out = engine.model(input_ids=input_ids, past_key_values=self.cache, use_cache=True)
+        return out.logits[0], taps.stacked()[0]
+
+    def truncate(self, num_tokens: int) -> None:
+        excess = self.cache.get_seq_length() - num_tokens
+        if excess < 0:
+            raise ContractError(f"cannot truncate to {num_tokens} tokens: fewer are cached")
+        if excess:
+            self.cache.crop(num_tokens)
+
+
+def batches_by_length(
+    samples: Sequence[TokenizedSample], batch_tokens: int
+) -> Iterator[Sequence[TokenizedSample]]:
+    """Cut length-sorted samples into batches whose padded size stays within ``batch_tokens``."""
+    batch: list[TokenizedSample] = []
+    for sample in sorted(samples, key=len):
+        # Sorted ascending, so the newest sample sets the padded length.
+        if batch and (len(batch) + 1) * len(sample) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield batch
+
+
+def _generator(seed: int, prompt_id: str) -> torch.Generator:
+    """One generator a prompt, so that an answer does not depend on its neighbours in the batch."""
+    return torch.Generator().manual_seed(seed * 0x1_0000_0000 + zlib.crc32(prompt_id.encode()))
+
+
+def _choose(logits: torch.Tensor, temperature: float, generators: Sequence[torch.Generator]) -> list[int]:
+    if temperature == 0:
+        return [int(i) for i in logits.argmax(-1).tolist()]
+    probabilities = torch.softmax(logits.float().cpu() / temperature, dim=-1)
+    return [
+        int(torch.multinomial(row, 1, generator=generator))
+        for row, generator in zip(probabilities, generators, strict=True)
+    ]

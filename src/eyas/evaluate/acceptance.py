@@ -1,0 +1,36 @@
+"""Acceptance predicted offline, from stored states alone."""
+
+from collections.abc import Sequence
+
+import torch
+
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.store.base import StateReader
+from eyas.targets.teacher import TeacherHead
+from eyas.train.batch import pack_batch
+from eyas.train.metrics import Acceptance, replay_answers
+from eyas.train.unroll import run_unroll
+
+
+@torch.no_grad()
+def predict_acceptance(
+    draft: Eagle3Draft,
+    teacher: TeacherHead,
+    target_ids: torch.Tensor,
+    states: StateReader,
+    indices: Sequence[int],
+    num_draft_tokens: int,
+    max_new_tokens: int,
+) -> Acceptance:
+    """Replay decoding of each sample's first answer: exact where the target wrote it greedily.
+
+    ``target_ids`` [W] maps draft ids to target ids.
+    """
+    total = Acceptance.empty(num_draft_tokens)
+    for index in indices:
+        batch = pack_batch([states.read(index)], num_draft_tokens, target_ids.device, draft.fc.weight.dtype)
+        result = run_unroll(draft, teacher, target_ids, batch, step_decay=1.0)
+        rows = batch.plan.rows[0]
+        answers = replay_answers(rows, result.accepted, result.depth, num_draft_tokens, max_new_tokens)
+        total += answers[0]
+    return total

@@ -1,0 +1,159 @@
+"""The folder that vLLM and SGLang load: config.json and model.safetensors, verified by reloading.
+
+Source: vLLM's ``llama_eagle3.py`` and its EAGLE configuration; SGLang's ``llama_eagle3.py``.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from eyas.draft.base import DraftConfig
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.errors import ContractError
+from eyas.files import read_json, write_json
+from eyas.layer_ids import to_sglang
+from eyas.types import TargetSpec, VocabMap
+
+
+class VllmExporter:
+    """Writes native EAGLE-3 tensor names; the embedding stays with the target, which both engines share."""
+
+    def write(self, folder: Path, draft: Eagle3Draft, spec: TargetSpec, vocab: VocabMap) -> None:
+        dtype = getattr(torch, spec.dtype)
+        tensors = {
+            name: parameter.detach().cpu().to(dtype).contiguous()
+            for name, parameter in draft.trainable().items()
+        }
+        if not vocab.is_full:
+            ids = torch.from_numpy(vocab.target_ids)
+            # Engines compute target id = draft id + d2t[draft id].
+            tensors["d2t"] = ids - torch.arange(len(ids))
+            in_draft = torch.zeros(spec.vocab_size, dtype=torch.bool)
+            in_draft[ids] = True
+            tensors["t2d"] = in_draft
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_json(folder / "config.json", _engine_config(draft.config, spec, vocab))
+
+    @torch.no_grad()
+    def verify(
+        self, folder: Path, draft: Eagle3Draft, vocab: VocabMap, aux: torch.Tensor, tokens: torch.Tensor
+    ) -> None:
+        """Reload the folder and compare with the trainer's draft.
+
+        ``aux`` [R, A, D] and ``tokens`` [R] are stored states and the tokens that follow them.
+        Raises: ContractError naming what disagrees.
+        """
+        reloaded, target_ids, config = load_export(folder, draft.embed_tokens.weight)
+        if not torch.equal(target_ids, torch.from_numpy(vocab.target_ids)):
+            raise ContractError("the exported d2t does not give back the draft vocabulary")
+        if tuple(config["eagle_aux_hidden_state_layer_ids"]) != tuple(
+            i + 1 for i in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        ):
+            raise ContractError("the two lists of aux layer ids in config.json disagree")
+        expected, found = _one_step(draft, aux, tokens), _one_step(reloaded, aux, tokens)
+        worst = float((expected - found).abs().max() / expected.abs().max())
+        tolerance = {"float32": 1e-5, "bfloat16": 5e-2, "float16": 1e-2}[config["torch_dtype"]]
+        if not worst <= tolerance:
+            raise ContractError(f"the exported draft's logits differ from the trained one's by {worst:.2e}")
+
+
+def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, torch.Tensor, dict[str, Any]]:
+    """Rebuild the draft, its target ids [W] and its config.json from an exported folder alone.
+
+    ``embedding`` [V, D] is the target's, as engines share it.
+    Raises: ContractError for an unknown or missing tensor, as vLLM does.
+    """
+    config = read_json(folder / "config.json")
+    tensors = load_file(folder / "model.safetensors")
+    if config["vocab_size"] != embedding.shape[0] or config["hidden_size"] != embedding.shape[1]:
+        raise ContractError(
+            f"{folder} is a draft for a target of {config['vocab_size']} ids and width "
+            f"{config['hidden_size']}; this target has {tuple(embedding.shape)}",
+            hint="export the draft that was trained for this target",
+        )
+    d2t = tensors.pop("d2t", torch.zeros(config["draft_vocab_size"], dtype=torch.long))
+    tensors.pop("t2d", None)
+    draft = Eagle3Draft(
+        DraftConfig(
+            hidden_size=config["hidden_size"],
+            num_aux_layers=len(config["eagle_aux_hidden_state_layer_ids"]),
+            vocab_size=config["draft_vocab_size"],
+            target_vocab_size=config["vocab_size"],
+            intermediate_size=config["intermediate_size"],
+            num_attention_heads=config["num_attention_heads"],
+            num_key_value_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            rms_norm_eps=config["rms_norm_eps"],
+            max_position_embeddings=config["max_position_embeddings"],
+            rope_parameters=config["rope_parameters"],
+        )
+    )
+    wanted = draft.trainable()
+    if set(wanted) != set(tensors):
+        raise ContractError(f"{folder} has unknown or missing tensors: {sorted(set(wanted) ^ set(tensors))}")
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(tensors[name])
+        draft.embed_tokens.weight.copy_(embedding)
+    return draft, torch.arange(len(d2t)) + d2t, config
+
+
+def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of rows that see only themselves: enough to touch every tensor."""
+    device = draft.embed_tokens.weight.device
+    hidden = draft.fuse(aux.to(device, torch.float32))
+    mixed = draft.mix(tokens.to(device), hidden)
+    positions = torch.arange(len(tokens), device=device)
+    keys, values = draft.keys_values(mixed, positions)
+    groups = draft.config.num_attention_heads // draft.config.num_key_value_heads
+    scores = (draft.queries(mixed, positions) * keys.repeat_interleave(groups, dim=1)).sum(-1, keepdim=True)
+    # One key: its weight is 1 whatever the score. The sigmoid keeps queries and keys in the comparison.
+    attended = values.repeat_interleave(groups, dim=1) * torch.sigmoid(scores)
+    return draft.logits(draft.finish(attended, hidden))
+
+
+def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
+    ids = list(spec.aux_layer_ids)
+    rope = dict(config.rope_parameters)
+    scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        # Newer engines read rope_parameters, older ones the two keys it replaced.
+        "rope_parameters": rope,
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": scaling if scaling.get("rope_type", "default") != "default" else None,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": config.target_vocab_size,
+        "draft_vocab_size": len(vocab),
+        "tie_word_embeddings": False,
+        "norm_before_residual": False,
+        "torch_dtype": spec.dtype,
+        "bos_token_id": None,
+        "eos_token_id": list(spec.eos_token_ids),
+        "target_hidden_size": spec.hidden_size,
+        "num_aux_hidden_states": len(ids),
+        # vLLM reads the top level in its (our) convention, SGLang the nested list in its own.
+        "eagle_aux_hidden_state_layer_ids": ids,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": list(to_sglang(ids)),
+        },
+        "eyas": {
+            "target": spec.to_json(),
+            "target_fingerprint": spec.fingerprint,
+            "vocab_fingerprint": vocab.fingerprint,
+        },
+    }

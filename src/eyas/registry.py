@@ -1,0 +1,30 @@
+"""Named implementations, imported only when asked for."""
+
+import importlib
+from typing import Any
+
+from eyas.errors import UserError, did_you_mean
+
+ENGINES = {
+    "fake": "eyas.engines.fake:FakeEngine",
+    "transformers": "eyas.engines.transformers:TransformersEngine",
+}
+DRAFTS = {
+    "eagle3": "eyas.draft.eagle3:Eagle3Draft",
+}
+EXPORTERS = {
+    "vllm": "eyas.export.vllm:VllmExporter",
+}
+
+
+def resolve(table: dict[str, str], name: str, kind: str) -> Any:
+    """Import the class registered under ``name``.
+
+    Raises: UserError naming the closest known name.
+    """
+    if name not in table:
+        raise UserError(
+            f"unknown {kind} {name!r}{did_you_mean(name, table)}", hint=f"known: {', '.join(sorted(table))}"
+        )
+    module, _, attribute = table[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,169 @@
+"""What stages share: the run's folders, the target, and the record that says what a stage was made from."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import eyas
+from eyas import registry
+from eyas.config.explain import to_commented_yaml
+from eyas.config.load import LoadedConfig, flatten
+from eyas.config.schema import RunConfig
+from eyas.errors import EyasError, UserError
+from eyas.files import atomic_file, fingerprint, read_json, write_json
+from eyas.progress import say
+from eyas.targets.locate import locate
+from eyas.targets.spec import read_target, read_tokenizer
+from eyas.types import TargetSpec
+
+STAGES = ("prepare", "regenerate", "extract", "train", "export", "evaluate")
+FOLDERS = {
+    "prepare": "prepared",
+    "regenerate": "regenerated",
+    "extract": "states",
+    "train": "checkpoints",
+    "export": "draft",
+    "evaluate": "evaluation",
+}
+
+
+@dataclass
+class RunContext:
+    """One run, as a stage sees it."""
+
+    loaded: LoadedConfig
+    fresh: bool = False
+
+    @property
+    def config(self) -> RunConfig:
+        return self.loaded.config
+
+    @cached_property
+    def target_folder(self) -> Path:
+        return locate(self.config.target.model, self.config.target.revision)
+
+    @cached_property
+    def spec(self) -> TargetSpec:
+        return read_target(self.target_folder, self.config.target)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return read_tokenizer(self.target_folder, self.config.target.trust_remote_code)
+
+    @property
+    def device(self) -> str:
+        import torch
+
+        asked = self.config.train.device
+        return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+
+    def folder(self, stage: str) -> Path:
+        return self.config.run_dir / FOLDERS[stage]
+
+    @property
+    def samples_folder(self) -> Path:
+        """Where the samples to be extracted lie."""
+        return self.folder("regenerate" if self.config.regenerate.enabled else "prepare")
+
+    @property
+    def samples_stage(self) -> str:
+        return "regenerate" if self.config.regenerate.enabled else "prepare"
+
+    def make_engine(self, name: str, **settings: Any) -> Any:
+        engine = registry.resolve(registry.ENGINES, name, "engine")
+        trust = self.config.target.trust_remote_code
+        return engine(self.target_folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
+
+    def output_of(self, stage: str) -> str:
+        """Return the fingerprint of what an earlier stage wrote.
+
+        Raises: UserError when it has not finished.
+        """
+        record = _read_record(self.folder(stage))
+        if record is None or not record["done"]:
+            raise UserError(
+                f"{self.folder(stage)} is not there yet or not complete",
+                hint=f"run: eyas {stage} -c <run file>",
+            )
+        return str(record["output"])
+
+
+def begin(context: RunContext, stage: str, inputs: Mapping[str, Any]) -> bool:
+    """Return whether the stage has work to do; record what it is about to be made from.
+
+    A stage that is done from the same inputs is left alone; one that was interrupted goes on.
+    Raises: UserError when the folder was made from other inputs, naming the first that differs.
+    """
+    folder = context.folder(stage)
+    known = json.loads(json.dumps(inputs))
+    record = _read_record(folder)
+    if record is None and folder.is_dir() and any(folder.iterdir()) and not context.fresh:
+        raise UserError(
+            f"{folder} was not written by eyas {stage}",
+            hint="name another run_dir, or overwrite it with --fresh",
+        )
+    if record is not None and record["inputs"] != known and not context.fresh:
+        raise UserError(_difference(folder, record["inputs"], known), hint=f"eyas {stage} --fresh redoes it; "
+                        "or name another run_dir")  # fmt: skip
+    if context.fresh and folder.exists():
+        shutil.rmtree(folder)
+        record = None
+    if record is not None and record["done"]:
+        say(f"{stage}: already done ({folder})")
+        return False
+    if record is None:
+        _write_record(folder, stage, known, done=False)
+    with atomic_file(context.config.run_dir / "run.yaml") as beside:
+        beside.write_text(to_commented_yaml(context.loaded), encoding="utf-8")
+    return True
+
+
+def finish(context: RunContext, stage: str, output: Any, **facts: Any) -> None:
+    """Record that a stage is complete; ``output`` identifies what it wrote."""
+    folder = context.folder(stage)
+    record = _read_record(folder)
+    assert record is not None
+    _write_record(folder, stage, record["inputs"], done=True, output=fingerprint(output), **facts)
+
+
+def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
+    """Return a finished stage's record."""
+    record = _read_record(context.folder(stage))
+    return record or {}
+
+
+def next_command(context: RunContext, stage: str) -> None:
+    """Say what was written and what comes next."""
+    at = STAGES.index(stage)
+    say(f"{stage}: wrote {context.folder(stage)}")
+    if at + 1 < len(STAGES):
+        say(f"next: eyas {STAGES[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    path = folder / "stage.json"
+    if not path.is_file():
+        return None
+    try:
+        record: dict[str, Any] = read_json(path)
+        record["inputs"], record["done"]
+    except (ValueError, KeyError, TypeError):
+        raise EyasError(f"{path} is damaged", hint="redo the stage with --fresh") from None
+    return record
+
+
+def _write_record(folder: Path, stage: str, inputs: Any, **facts: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "stage.json", {"stage": stage, "eyas": eyas.__version__, "inputs": inputs, **facts})
+
+
+def _difference(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> str:
+    before, now = dict(flatten(old)), dict(flatten(new))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            return f"{folder} was written with {key} = {before.get(key)!r}; this run has {now.get(key)!r}"
+    raise AssertionError("records differ but no key does")

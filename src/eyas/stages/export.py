@@ -1,0 +1,49 @@
+"""export: the best checkpoint becomes the folder that inference engines load."""
+
+import torch
+
+from eyas import registry
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.files import atomic_folder, sha256_of_file
+from eyas.progress import say
+from eyas.stages.context import RunContext, begin, finish, next_command
+from eyas.stages.train import check_same_target
+from eyas.store.shards import ShardStore
+from eyas.targets.teacher import read_teacher
+from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint
+
+_VERIFIED_ROWS = 64
+
+
+def export(context: RunContext) -> None:
+    """Write the folder, reload it, and compare its logits with the trainer's on stored states."""
+    context.output_of("train")
+    best = best_checkpoint(context.folder("train"))
+    assert best is not None
+    checkpoint = read_checkpoint(best)
+    inputs = {
+        "checkpoint": sha256_of_file(best / "draft.safetensors"),
+        "target": context.spec.fingerprint,
+        "export": context.config.export.model_dump(mode="json"),
+    }
+    if not begin(context, "export", inputs):
+        return
+    check_same_target(checkpoint.spec, context.spec)
+    exporter = registry.resolve(registry.EXPORTERS, context.config.export.format, "export format")()
+    draft = Eagle3Draft(checkpoint.draft_config)
+    load_weights(checkpoint, draft)
+    with torch.no_grad():
+        draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
+    states = ShardStore(context.folder("extract") / "held_out").read(0)
+    tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
+    folder = context.folder("export")
+    with atomic_folder(folder) as beside:
+        (beside / "stage.json").write_bytes((folder / "stage.json").read_bytes())
+        exporter.write(beside, draft, context.spec, checkpoint.vocab)
+        exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
+    digest = sha256_of_file(folder / "model.safetensors")
+    finish(context, "export", [digest, sha256_of_file(folder / "config.json")])
+    say(f"export: verified; serve it with: vllm serve {context.config.target.model} --speculative-config "
+        f'\'{{"method": "eagle3", "model": "{folder}", "num_speculative_tokens": '
+        f"{context.config.evaluate.num_draft_tokens}}}'")  # fmt: skip
+    next_command(context, "export")

@@ -1,0 +1,52 @@
+"""Small line charts as SVG text, for a page that needs nothing else."""
+
+from collections.abc import Sequence
+from html import escape
+
+_WIDTH, _HEIGHT = 640, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 12, 36
+_COLOURS = ("var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)")
+
+
+def line_chart(series: dict[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> str:
+    """Draw named series of (x, y) points on common axes, with a legend when there are several."""
+    points = [p for line in series.values() for p in line]
+    if not points:
+        return "<p>no data</p>"
+    x_low, x_high = _range([x for x, _ in points])
+    y_low, y_high = _range([y for _, y in points])
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_low) / (x_high - x_low)
+        up = (y - y_low) / (y_high - y_low)
+        return (
+            _LEFT + across * (_WIDTH - _LEFT - _RIGHT),
+            _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM),
+        )
+
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(y_label)}">']
+    for i in range(5):
+        value = y_low + (y_high - y_low) * i / 4
+        _, y = at(x_low, value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+        x_value = x_low + (x_high - x_low) * i / 4
+        x, _ = at(x_value, y_low)
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 18}" text-anchor="middle">{x_value:.4g}</text>')
+    for number, (name, line) in enumerate(series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*p) for p in line))
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
+        if len(series) > 1:
+            y = _TOP + 14 + 16 * number
+            parts.append(f'<text x="{_WIDTH - _RIGHT - 4}" y="{y}" text-anchor="end" style="fill:{colour}">')
+            parts.append(f"{escape(name)}</text>")
+    parts.append(
+        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 2}" text-anchor="middle">{escape(x_label)}</text></svg>'
+    )
+    return "".join(parts)
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)

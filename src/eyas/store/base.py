@@ -1,0 +1,20 @@
+"""What a trainer reads hidden states from."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from eyas.types import HiddenStates, TargetSpec
+
+
+class StateReader(Protocol):
+    """Random access to the hidden states of one split."""
+
+    spec: TargetSpec
+    fingerprint: str
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each sample, by index."""
+        ...
+
+    def read(self, index: int) -> HiddenStates: ...

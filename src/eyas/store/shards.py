@@ -1,0 +1,192 @@
+"""Shards on disk: one safetensors file each, complete or absent, verified before they are believed."""
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from eyas.errors import ContractError
+from eyas.files import atomic_file, fingerprint, sha256_of_file
+from eyas.store.manifest import (
+    FORMAT_VERSION,
+    ShardRecord,
+    StoreManifest,
+    append_record,
+    read_journal,
+    shard_path,
+)
+from eyas.types import Failure, HiddenStates, TokenizedSample
+
+
+class ShardWriter:
+    """Writes the shards of one store; the manifest is there first and says what belongs where."""
+
+    def __init__(self, folder: Path, manifest: StoreManifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "manifest.json").is_file():
+            manifest.write(folder)
+        written = StoreManifest.read(folder)
+        if written != manifest:
+            raise ContractError(
+                f"{folder} holds states of another target or other data", hint="extract again with --fresh"
+            )
+        self.records = read_journal(folder)
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the shards that are not yet complete."""
+        return [
+            shard
+            for shard in range(self.manifest.num_shards)
+            if shard not in self.records
+            or not _is_whole(shard_path(self.folder, shard), self.records[shard].num_bytes)
+        ]
+
+    def write(
+        self, shard: int, states: Sequence[HiddenStates], failures: Sequence[Failure] = ()
+    ) -> ShardRecord:
+        """Write one shard and journal it. Its bytes depend only on its content."""
+        path = shard_path(self.folder, shard)
+        with atomic_file(path) as beside:
+            save_file(_tensors(states, self.manifest), beside, _header(states, self.manifest))
+            digest = sha256_of_file(beside)
+            num_bytes = beside.stat().st_size
+        record = ShardRecord(
+            shard,
+            len(states),
+            sum(len(s.sample) for s in states),
+            num_bytes,
+            digest,
+            tuple((f.sample_id, f.reason) for f in failures),
+        )
+        append_record(self.folder, record)
+        self.records[shard] = record
+        return record
+
+
+def _is_whole(path: Path, num_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == num_bytes
+
+
+def _header(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, str]:
+    return {
+        "format_version": str(FORMAT_VERSION),
+        "target": manifest.spec.fingerprint,
+        "sample_ids": json.dumps([s.sample.sample_id for s in states]),
+    }
+
+
+def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, torch.Tensor]:
+    spec = manifest.spec
+    dtype = getattr(torch, spec.dtype)
+    empty_aux = torch.empty(0, spec.num_aux_layers, spec.hidden_size, dtype=dtype)
+    empty_last = torch.empty(0, spec.hidden_size, dtype=dtype)
+    lengths = [len(s.sample) for s in states]
+    return {
+        "aux": torch.cat([empty_aux, *(s.aux.to(dtype) for s in states)]),  # (N, A, D)
+        "last": torch.cat([empty_last, *(s.last.to(dtype) for s in states)]),  # (R, D)
+        "input_ids": torch.from_numpy(_joined([s.sample.input_ids for s in states], np.int32)),  # (N,)
+        "loss_mask": torch.from_numpy(_joined([s.sample.loss_mask for s in states], np.bool_)),  # (N,)
+        "cut": torch.tensor([s.sample.cut for s in states], dtype=torch.bool),  # (n,)
+        "offsets": torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64)),  # (n + 1,)
+    }
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype)
+
+
+class ShardStore:
+    """A StateReader over a finished store. A shard's checksum is verified when it is first opened.
+
+    Raises: ContractError when shards are missing or damaged, naming them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        manifest = StoreManifest.read(folder)
+        records = read_journal(folder)
+        missing = [s for s in range(manifest.num_shards) if s not in records]
+        if missing:
+            raise ContractError(
+                f"{folder} is incomplete: {len(missing)} of {manifest.num_shards} shards are missing",
+                hint="run the same eyas extract again; it does what is missing",
+            )
+        self.spec = manifest.spec
+        self.fingerprint = fingerprint(
+            [manifest.data_fingerprint, self.spec.fingerprint, [records[s].sha256 for s in sorted(records)]]
+        )
+        self._records = records
+        self._open = lru_cache(maxsize=64)(self._open_shard)
+        self._places = [(shard, i) for shard in sorted(records) for i in range(records[shard].num_samples)]
+        self._lengths: list[int] | None = None
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        if self._lengths is None:
+            self._lengths = [n for shard in sorted(self._records) for n in self._open(shard).lengths()]
+        return self._lengths
+
+    def read(self, index: int) -> HiddenStates:
+        shard, place = self._places[index]
+        return self._open(shard).read(place)
+
+    def _open_shard(self, shard: int) -> "_OpenShard":
+        path = shard_path(self.folder, shard)
+        record = self._records[shard]
+        redo = f"delete {path.name} and run the same eyas extract again; it redoes exactly this shard"
+        if not _is_whole(path, record.num_bytes):
+            size = path.stat().st_size if path.is_file() else "no file"
+            raise ContractError(
+                f"{path} is damaged: {size} bytes, {record.num_bytes} were written", hint=redo
+            )
+        if sha256_of_file(path) != record.sha256:
+            raise ContractError(f"{path} is damaged: its checksum is not the one written", hint=redo)
+        try:
+            opened = _OpenShard(path)
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise ContractError(f"{path} cannot be read: {error}", hint=redo) from None
+        if opened.target != self.spec.fingerprint:
+            raise ContractError(f"{path} holds states of another target", hint=redo)
+        return opened
+
+
+class _OpenShard:
+    """One memory-mapped shard."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = safe_open(path, framework="pt")
+        metadata = self._file.metadata()
+        self.target = metadata["target"]
+        self.sample_ids: list[str] = json.loads(metadata["sample_ids"])
+        self._input_ids = self._file.get_tensor("input_ids").numpy()
+        self._loss_mask = self._file.get_tensor("loss_mask").numpy()
+        self._cut = self._file.get_tensor("cut").tolist()
+        self._offsets = self._file.get_tensor("offsets").tolist()
+        self._aux = self._file.get_slice("aux")
+        self._last = self._file.get_slice("last")
+        self._samples = [self._sample(i) for i in range(len(self.sample_ids))]
+        self._rows = np.cumsum([0, *(int(s.supervised.sum()) for s in self._samples)]).tolist()
+
+    def lengths(self) -> list[int]:
+        return [len(s) for s in self._samples]
+
+    def read(self, place: int) -> HiddenStates:
+        start, end = self._offsets[place], self._offsets[place + 1]
+        first, stop = self._rows[place], self._rows[place + 1]
+        return HiddenStates(self._samples[place], self._aux[start:end], self._last[first:stop])
+
+    def _sample(self, place: int) -> TokenizedSample:
+        start, end = self._offsets[place], self._offsets[place + 1]
+        return TokenizedSample(
+            self.sample_ids[place],
+            self._input_ids[start:end],
+            self._loss_mask[start:end],
+            self._cut[place],
+        )

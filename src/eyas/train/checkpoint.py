@@ -1,0 +1,148 @@
+"""Checkpoints: a folder that is complete or absent, and that training goes on from bit by bit."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from eyas.draft.base import DraftConfig
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.errors import ContractError, UserError
+from eyas.files import atomic_folder, read_json, sha256_of_file, write_json
+from eyas.types import TargetSpec, VocabMap
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint folder says about itself; weights are read by ``load_weights``."""
+
+    folder: Path
+    step: int
+    num_steps: int
+    spec: TargetSpec
+    draft_config: DraftConfig
+    vocab: VocabMap
+    data_fingerprint: str
+    settings_fingerprint: str
+    metrics: Mapping[str, Any]
+
+
+def save_checkpoint(checkpoint: Checkpoint, draft: Eagle3Draft, optimizer: torch.optim.AdamW) -> None:
+    """Write weights, optimizer state and description; the frozen embedding stays with the target."""
+    trainable = draft.trainable()
+    with atomic_folder(checkpoint.folder) as folder:
+        save_file(
+            {n: p.detach().cpu().contiguous() for n, p in trainable.items()}, folder / "draft.safetensors"
+        )
+        moments = {}
+        for name, parameter in trainable.items():
+            for key, value in optimizer.state[parameter].items():
+                moments[f"{name}:{key}"] = value.cpu().contiguous()
+        save_file(moments, folder / "optimizer.safetensors")
+        save_file({"target_ids": torch.from_numpy(checkpoint.vocab.target_ids)}, folder / "vocab.safetensors")
+        names = ("draft.safetensors", "optimizer.safetensors", "vocab.safetensors")
+        write_json(
+            folder / "checkpoint.json",
+            {
+                "format_version": FORMAT_VERSION,
+                "step": checkpoint.step,
+                "num_steps": checkpoint.num_steps,
+                "spec": checkpoint.spec.to_json(),
+                "draft_config": checkpoint.draft_config.to_json(),
+                "data_fingerprint": checkpoint.data_fingerprint,
+                "settings_fingerprint": checkpoint.settings_fingerprint,
+                "metrics": checkpoint.metrics,
+                "sha256": {name: sha256_of_file(folder / name) for name in names},
+            },
+        )
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read and verify a checkpoint folder.
+
+    Raises: UserError when there is none; ContractError when a file is not what was written.
+    """
+    path = folder / "checkpoint.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a checkpoint", hint="run: eyas train -c <run file>")
+    value = read_json(path)
+    if value.get("format_version") != FORMAT_VERSION:
+        raise ContractError(f"{folder} has checkpoint format {value.get('format_version')}")
+    for name, digest in value["sha256"].items():
+        if not (folder / name).is_file() or sha256_of_file(folder / name) != digest:
+            raise ContractError(
+                f"{folder / name} is damaged or missing", hint="remove this checkpoint folder"
+            )
+    spec = TargetSpec.from_json(value["spec"])
+    ids = load_file(folder / "vocab.safetensors")["target_ids"].numpy().astype(np.int64)
+    return Checkpoint(
+        folder=folder,
+        step=value["step"],
+        num_steps=value["num_steps"],
+        spec=spec,
+        draft_config=DraftConfig.from_json(value["draft_config"]),
+        vocab=VocabMap(ids, spec.vocab_size),
+        data_fingerprint=value["data_fingerprint"],
+        settings_fingerprint=value["settings_fingerprint"],
+        metrics=value["metrics"],
+    )
+
+
+@torch.no_grad()
+def load_weights(checkpoint: Checkpoint, draft: Eagle3Draft) -> None:
+    """Copy the trained weights into ``draft``; every trainable tensor must be there, and no other."""
+    stored = load_file(checkpoint.folder / "draft.safetensors")
+    trainable = draft.trainable()
+    if set(stored) != set(trainable):
+        raise ContractError(
+            f"{checkpoint.folder} holds other tensors: {sorted(set(stored) ^ set(trainable))}"
+        )
+    for name, parameter in trainable.items():
+        if stored[name].shape != parameter.shape:
+            raise ContractError(f"{checkpoint.folder}: {name} is {tuple(stored[name].shape)}")
+        parameter.copy_(stored[name])
+
+
+def load_optimizer(checkpoint: Checkpoint, draft: Eagle3Draft, optimizer: torch.optim.AdamW) -> None:
+    """Restore AdamW's fp32 moments and step counts."""
+    stored = load_file(checkpoint.folder / "optimizer.safetensors")
+    for name, parameter in draft.trainable().items():
+        state = optimizer.state[parameter]
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            value = stored[f"{name}:{key}"]
+            state[key] = value if key == "step" and not parameter.is_cuda else value.to(parameter.device)
+
+
+def checkpoint_folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:06d}"
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """Return the folder of the newest complete checkpoint."""
+    folders = sorted(p for p in root.glob("step-*") if (p / "checkpoint.json").is_file())
+    return folders[-1] if folders else None
+
+
+def best_checkpoint(root: Path) -> Path | None:
+    """Return the folder that ``best.json`` names."""
+    pointer = root / "best.json"
+    return root / read_json(pointer)["folder"] if pointer.is_file() else None
+
+
+def mark_best(root: Path, folder: Path) -> None:
+    write_json(root / "best.json", {"folder": folder.name})
+
+
+def prune(root: Path) -> None:
+    """Keep the last and the best checkpoint."""
+    keep = {latest_checkpoint(root), best_checkpoint(root)}
+    for folder in root.glob("step-*"):
+        if folder not in keep:
+            shutil.rmtree(folder)

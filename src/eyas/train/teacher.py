@@ -1,0 +1,40 @@
+"""What the draft is held to: the target's distribution on the draft vocabulary, made once a batch."""
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.targets.teacher import TeacherHead
+
+# Rows of full-vocabulary logits alive at a time.
+_CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True)
+class TeacherTargets:
+    """Shapes: probabilities [R, W] (renormalised on the draft vocabulary), argmax [R] (over all V),
+    in_draft [R] (whether the draft vocabulary holds the argmax)."""
+
+    probabilities: torch.Tensor
+    argmax: torch.Tensor
+    in_draft: torch.Tensor
+
+
+@torch.no_grad()
+def teacher_targets(
+    teacher: TeacherHead, last: torch.Tensor, target_ids: torch.Tensor, is_full: bool
+) -> TeacherTargets:
+    """Apply the teacher to ``last`` [R, D] in chunks; full-vocabulary logits are never all alive.
+
+    ``target_ids`` [W] is the draft vocabulary.
+    """
+    in_draft_of = torch.zeros(teacher.head.shape[0], dtype=torch.bool, device=last.device)
+    in_draft_of[target_ids] = True
+    probabilities, argmax = [], []
+    for chunk in last.split(_CHUNK_ROWS):
+        logits = teacher.logits(chunk)  # (r, V)
+        argmax.append(logits.argmax(-1))
+        kept = logits if is_full else logits[:, target_ids]
+        probabilities.append(torch.softmax(kept.float(), -1).to(last.dtype))
+    joined = torch.cat(argmax)
+    return TeacherTargets(torch.cat(probabilities), joined, in_draft_of[joined])
