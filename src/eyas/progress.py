@@ -46,7 +46,11 @@ class Progress:
 
     def _print(self, final: bool = False) -> None:
         self._printed = time.monotonic()
-        parts = [f"{self.label}: {self.done:,}/{self.total:,} {self.unit}", f"{self.rate:,.0f} {self.unit}/s"]
+        digits = 1 if self.rate < 20 else 0
+        parts = [
+            f"{self.label}: {self.done:,}/{self.total:,} {self.unit}",
+            f"{self.rate:,.{digits}f} {self.unit}/s",
+        ]
         if final:
             parts.append(f"{self.elapsed_s:.0f} s")
         elif self.done:

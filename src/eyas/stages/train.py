@@ -10,7 +10,9 @@ from eyas.errors import ContractError
 from eyas.progress import say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.store.shards import ShardStore
+from eyas.targets.families import family_of
 from eyas.targets.teacher import TeacherHead, read_teacher
+from eyas.targets.weights import read_layer
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
 from eyas.train.loop import Trainer
 from eyas.types import TargetSpec, VocabMap
@@ -66,7 +68,7 @@ def train(context: RunContext) -> None:
 
 
 def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eagle3Draft:
-    """Build a draft of the configured shape that starts from the target's embedding, norm and head."""
+    """Build a draft of the configured shape that starts from the target's own weights."""
     draft_settings = context.config.draft
     draft_config = draft_config_for(
         context.spec,
@@ -78,7 +80,9 @@ def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eag
     draft = Eagle3Draft(draft_config)
     norm = teacher.norm_weight + (1.0 if teacher.norm_kind == "rms_one_plus" else 0.0)
     rows = teacher.head[torch.from_numpy(vocab.target_ids)]
-    draft.initialise(teacher.embedding, rows, norm, context.config.seed)
+    layer = family_of(context.spec.architecture).layer.format(context.spec.num_layers - 1)
+    last_layer = read_layer(context.target_folder, layer)
+    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed)
     return draft
 
 
