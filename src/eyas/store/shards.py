@@ -75,11 +75,13 @@ def _is_whole(path: Path, num_bytes: int) -> bool:
 
 
 def _header(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, str]:
-    return {
-        "format_version": str(FORMAT_VERSION),
+    facts = {
+        "format_version": FORMAT_VERSION,
         "target": manifest.spec.fingerprint,
-        "sample_ids": json.dumps([s.sample.sample_id for s in states]),
+        "sample_ids": [s.sample.sample_id for s in states],
     }
+    # One entry: safetensors writes several in a random order, and a redone shard must have the same bytes.
+    return {"eyas": json.dumps(facts)}
 
 
 def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, torch.Tensor]:
@@ -162,9 +164,9 @@ class _OpenShard:
 
     def __init__(self, path: Path) -> None:
         self._file = safe_open(path, framework="pt")
-        metadata = self._file.metadata()
-        self.target = metadata["target"]
-        self.sample_ids: list[str] = json.loads(metadata["sample_ids"])
+        facts = json.loads(self._file.metadata()["eyas"])
+        self.target = facts["target"]
+        self.sample_ids: list[str] = facts["sample_ids"]
         self._input_ids = self._file.get_tensor("input_ids").numpy()
         self._loss_mask = self._file.get_tensor("loss_mask").numpy()
         self._cut = self._file.get_tensor("cut").tolist()
