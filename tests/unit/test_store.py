@@ -120,7 +120,8 @@ def test_one_flipped_bit_anywhere_is_found(tmp_path: Path, place: float) -> None
 
 def test_a_shard_of_another_store_in_its_place_is_refused(tmp_path: Path) -> None:
     write_store(tmp_path / "a", states_of(12))
-    write_store(tmp_path / "b", states_of(12, make_spec(weights_fingerprint="other")))
+    other = make_spec(weights_fingerprint="other")
+    write_store(tmp_path / "b", states_of(12, other), other)
     shard_file(tmp_path / "a").write_bytes(shard_file(tmp_path / "b").read_bytes())
     with pytest.raises(ContractError, match="damaged"):
         _ = ShardStore(tmp_path / "a").lengths
