@@ -73,8 +73,9 @@ class TransformersEngine:
             self.model.get_decoder()(input_ids=input_ids.to(self.device), use_cache=False)
         aux, last = taps.aux_and_last()
         for row, sample in enumerate(batch):
-            num_tokens = len(sample)
-            yield HiddenStates.select(sample, aux[row, :num_tokens].cpu(), last[row, :num_tokens].cpu())
+            # Copies: a view would keep the whole padded batch in memory until its shard is written.
+            own_aux, own_last = (x[row, : len(sample)].to("cpu", copy=True) for x in (aux, last))
+            yield HiddenStates.select(sample, own_aux, own_last)
 
     @torch.inference_mode()
     def _generate_batch(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Completion]:
@@ -160,7 +161,8 @@ def batches_by_length(
 
 def _generator(seed: int, prompt_id: str) -> torch.Generator:
     """One generator a prompt, so that an answer does not depend on its neighbours in the batch."""
-    return torch.Generator().manual_seed(seed * 0x1_0000_0000 + zlib.crc32(prompt_id.encode()))
+    # torch's CPU generator reads no more than 32 bits of its seed, so both have to be in them.
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed}:{prompt_id}".encode()))
 
 
 def _choose(logits: torch.Tensor, temperature: float, generators: Sequence[torch.Generator]) -> list[int]:
