@@ -32,7 +32,8 @@ def make_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedToken
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[IM_START, IM_END],
+        # transformers adds the last one to any tokenizer of a Qwen2 model that lacks it.
+        special_tokens=[IM_START, IM_END, "<|endoftext|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
