@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from eyas.config.schema import TargetSettings
+from eyas.config.schema import TargetSettings, TrainSettings
+from eyas.data.chat import generated_turn
+from eyas.data.vocab import build_vocab_map, count_supervised
+from eyas.draft.base import draft_config_for
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.engines.base import Prompt, Sampling
+from eyas.store.memory import MemoryStore
 from eyas.targets.spec import read_target
-from eyas.types import TargetSpec, TokenizedSample
+from eyas.targets.teacher import read_teacher
+from eyas.train.loop import Trainer
+from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -148,3 +157,52 @@ def random_samples(num: int, vocab_size: int, seed: int = 0, longest: int = 24) 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def answered_states(engine: Any, num: int, max_new_tokens: int, seed: int = 0) -> list[HiddenStates]:
+    """Let the target answer random prompts greedily and return its states, as the pipeline would."""
+    rng = np.random.default_rng(seed)
+    prompts = [
+        Prompt(f"p{i}", tuple(rng.integers(3, VOCAB_SIZE, rng.integers(2, 12)).tolist())) for i in range(num)
+    ]
+    prompt_ids = {p.prompt_id: p.token_ids for p in prompts}
+    samples = []
+    for answer in engine.generate(prompts, Sampling(max_new_tokens)):
+        cut = answer.finish_reason == "length"
+        sample = generated_turn(answer.prompt_id, prompt_ids[answer.prompt_id], answer.token_ids, cut)
+        if sample is not None:
+            samples.append(sample)
+    states = {item.sample.sample_id: item for item in engine.capture(samples)}
+    return [states[p.prompt_id] for p in prompts if p.prompt_id in states]
+
+
+def make_trainer(
+    root: Path,
+    target: Path,
+    train: Sequence[HiddenStates],
+    held_out: Sequence[HiddenStates],
+    vocab_size: int = 120,
+    num_draft_tokens: int = 3,
+    **settings: Any,
+) -> Trainer:
+    """Return a trainer of a draft that starts from ``target``, as the train stage makes it."""
+    root.mkdir(parents=True, exist_ok=True)
+    spec = spec_of(target)
+    teacher = read_teacher(target, spec)
+    counts = count_supervised([s.sample for s in train], spec.vocab_size)
+    vocab = build_vocab_map(counts, vocab_size, spec.eos_token_ids)
+    draft = Eagle3Draft(draft_config_for(spec, len(vocab)))
+    draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, seed=0)
+    defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}
+    return Trainer(
+        draft=draft,
+        teacher=teacher,
+        vocab=vocab,
+        train_states=MemoryStore(spec, train),
+        held_out_states=MemoryStore(spec, held_out),
+        settings=TrainSettings(**(defaults | settings)),
+        seed=0,
+        num_draft_tokens=num_draft_tokens,
+        root=root,
+        device=torch.device("cpu"),
+    )
