@@ -178,7 +178,8 @@ class TargetSpec:
         if set(value) != names:
             raise ContractError(f"target description has other fields: {sorted(set(value) ^ names)}")
         tuples = {"aux_layer_ids", "eos_token_ids"}
-        return cls(**{k: tuple(v) if k in tuples else v for k, v in value.items()})
+        facts: dict[str, Any] = {k: tuple(v) if k in tuples else v for k, v in value.items()}
+        return cls(**facts)
 
 
 @dataclass(frozen=True)

@@ -110,11 +110,8 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     mixed = draft.mix(tokens.to(device), hidden)
     positions = torch.arange(len(tokens), device=device)
     keys, values = draft.keys_values(mixed, positions)
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(0, 1)[None] for x in (draft.queries(mixed, positions), keys, values)),
-        is_causal=True,
-        enable_gqa=True,
-    )
+    q, k, v = (x.transpose(0, 1)[None] for x in (draft.queries(mixed, positions), keys, values))
+    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return draft.logits(draft.finish(attended[0].transpose(0, 1), hidden))
 
 
