@@ -141,7 +141,7 @@ class TransformersSession:
         if excess < 0:
             raise ContractError(f"cannot truncate to {num_tokens} tokens: fewer are cached")
         if excess:
-            self.cache.crop(num_tokens)
+            self.cache.crop(-excess)
 
 
 def batches_by_length(
