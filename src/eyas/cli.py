@@ -70,10 +70,10 @@ def _run_stage(name: str, path: Path | None, fresh: bool, settings: tuple[str, .
 
     loaded = load_config(path, settings)
     from eyas.stages.context import RunContext
-    from eyas.stages.run import STAGE_FUNCTIONS, run
+    from eyas.stages.run import run, run_stage
 
     context = RunContext(loaded, fresh)
-    run(context) if name == "run" else STAGE_FUNCTIONS[name](context)
+    run(context) if name == "run" else run_stage(context, name)
 
 
 def _show_config(path: Path | None, keys: bool, settings: tuple[str, ...]) -> None:

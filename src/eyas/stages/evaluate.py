@@ -1,4 +1,4 @@
-"""evaluate: speculative decoding with the exported draft, compared with the target alone and with the prediction."""
+"""evaluate: speculative decoding with the exported draft, held to the target alone and to the prediction."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.data.prepared import SPLITS, read_manifest, read_samples
-from eyas.errors import ContractError, EyasError
+from eyas.errors import ContractError, EyasError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish, next_command
@@ -24,7 +24,7 @@ def extract(context: RunContext) -> None:
     manifest = read_manifest(context.samples_folder)
     for key in ("tokenizer_fingerprint", "template_fingerprint"):
         if manifest[key] != getattr(context.spec, key):
-            raise ContractError(
+            raise UserError(
                 f"{context.samples_folder} was made with another {key.removesuffix('_fingerprint')} "
                 "than the target's",
                 hint="prepare the data again for this target",

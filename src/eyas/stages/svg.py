@@ -42,7 +42,8 @@ def line_chart(series: dict[str, Sequence[tuple[float, float]]], x_label: str, y
             parts.append(f'<text x="{_WIDTH - _RIGHT - 4}" y="{y}" text-anchor="end" style="fill:{colour}">')
             parts.append(f"{escape(name)}</text>")
     parts.append(
-        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 2}" text-anchor="middle">{escape(x_label)}</text></svg>'
+        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 2}" text-anchor="middle">'
+        f"{escape(x_label)}</text></svg>"
     )
     return "".join(parts)
 
