@@ -7,10 +7,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
-from tiny import make_target, spec_of
 
 from eyas.engines.transformers import TransformersEngine
 from eyas.types import TargetSpec
+from tiny import make_target, spec_of
 
 
 @pytest.fixture(scope="session")

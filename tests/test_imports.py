@@ -25,7 +25,18 @@ BASE = {
 # Beyond BASE and itself, each part may import these (a package, or single modules of one).
 MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"config", "stages"},
-    "stages": {"config", "targets", "data", "engines", "store", "draft", "train", "export", "evaluate", "scale"},
+    "stages": {
+        "config",
+        "targets",
+        "data",
+        "engines",
+        "store",
+        "draft",
+        "train",
+        "export",
+        "evaluate",
+        "scale",
+    },
     "config": set(),
     "targets": set(),
     "data": set(),
@@ -49,7 +60,18 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas.types": {"eyas.errors", "eyas.files", "eyas.layer_ids"},
 }
 # Loaded only when used: too slow for a command line's start, or not installed everywhere.
-LIGHT = ("cli", "__main__", "__init__", "errors", "files", "layer_ids", "progress", "registry", "types", "config")
+LIGHT = (
+    "cli",
+    "__main__",
+    "__init__",
+    "errors",
+    "files",
+    "layer_ids",
+    "progress",
+    "registry",
+    "types",
+    "config",
+)
 SLOW = {"torch", "transformers", "pyarrow", "safetensors", "vllm", "ray"}
 OPTIONAL = {"vllm", "ray", "gguf", "accelerate"}
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import answered_states, make_trainer
 
 from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
@@ -16,6 +15,7 @@ from eyas.evaluate.lossless import first_difference
 from eyas.train.loop import Trainer
 from eyas.train.metrics import Acceptance
 from eyas.types import HiddenStates
+from tiny import answered_states, make_trainer
 
 LIMIT = 30
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tiny import make_spec
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.draft.layers import llama_config
 from eyas.train.attention import attend
+from tiny import make_spec
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -21,7 +21,12 @@ ROPES = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
-    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
 }
 
 

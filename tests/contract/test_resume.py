@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import answered_states, make_trainer
 
 from eyas.errors import ContractError
 from eyas.train.checkpoint import best_checkpoint, latest_checkpoint, read_checkpoint
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates
+from tiny import answered_states, make_trainer
 
 NUM_STEPS = 6
 
@@ -119,9 +119,7 @@ def test_a_checkpoint_holds_fp32_masters_and_moments(uninterrupted: Trainer) -> 
 
     folder = latest_checkpoint(uninterrupted.root)
     assert folder is not None
-    weights, moments = (
-        load_file(folder / f"{name}.safetensors") for name in ("draft", "optimizer")
-    )
+    weights, moments = (load_file(folder / f"{name}.safetensors") for name in ("draft", "optimizer"))
     assert set(weights) == set(uninterrupted.draft.trainable())
     assert {t.dtype for t in (weights | moments).values()} == {torch.float32}
     assert len(moments) == 3 * len(weights)

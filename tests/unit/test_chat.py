@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from tiny import CHAT_TEMPLATE, make_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from eyas.data.chat import ChatRenderer, RenderError, finish_samples, generated_turn
 from eyas.types import Conversation, Message, TokenizedSample
+from tiny import CHAT_TEMPLATE, make_tokenizer
 
 IM_END = 1
 # Qwen3's manner: what an earlier turn thought is not shown later.

@@ -129,7 +129,16 @@ def test_a_bad_entry_of_a_list_is_named_by_its_setting(tmp_path: Path) -> None:
         MINIMAL + "train: {1: 2}\n",
         MINIMAL + "train:\n",
     ],
-    ids=["broken", "empty", "list", "words", "number as key", "scalar section", "nested number", "null section"],
+    ids=[
+        "broken",
+        "empty",
+        "list",
+        "words",
+        "number as key",
+        "scalar section",
+        "nested number",
+        "null section",
+    ],
 )
 def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str) -> None:
     refusal(tmp_path, text)

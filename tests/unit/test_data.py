@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import random_samples, write_jsonl
 
 from eyas.data.pack import pack
 from eyas.data.prepared import PreparedWriter, read_conversations, read_manifest, read_samples
@@ -14,6 +13,7 @@ from eyas.data.sources import Drop, in_held_out, read_sources
 from eyas.data.vocab import build_vocab_map, count_supervised, coverage
 from eyas.errors import ContractError, UserError
 from eyas.types import Conversation, Message, TokenizedSample
+from tiny import random_samples, write_jsonl
 
 
 def test_messages_and_prompts_both_become_conversations(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_gzip_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:
 
 
 def test_a_missing_source_is_refused() -> None:
-    with pytest.raises(UserError, match="no data file nowhere.jsonl"):
+    with pytest.raises(UserError, match=r"no data file nowhere\.jsonl"):
         list(read_sources(["nowhere.jsonl"]))
 
 

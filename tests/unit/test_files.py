@@ -9,6 +9,11 @@ class Crash(RuntimeError):
     pass
 
 
+def crash(path: Path) -> None:
+    path.write_text("half")
+    raise Crash
+
+
 def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
@@ -26,8 +31,7 @@ def test_a_crash_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
     with pytest.raises(Crash), atomic_file(path) as beside:
-        beside.write_text("half")
-        raise Crash
+        crash(beside)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
@@ -49,8 +53,7 @@ def test_a_crash_leaves_the_old_folder_and_no_litter(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "old").write_text("x")
     with pytest.raises(Crash), atomic_folder(folder) as beside:
-        (beside / "half").write_text("y")
-        raise Crash
+        crash(beside / "half")
     assert names(folder) == ["old"]
     assert names(tmp_path) == ["f"]
 

@@ -26,7 +26,9 @@ def test_nothing_is_accepted_behind_the_answers_end() -> None:
     assert replay([3, 3], [2, 1], 3).accepted_at == (1, 1, 0)
 
 
-@pytest.mark.parametrize(("limit", "rounds", "accepted"), [(1, 0, 0), (2, 1, 1), (3, 1, 2), (5, 1, 3), (6, 2, 4)])
+@pytest.mark.parametrize(
+    ("limit", "rounds", "accepted"), [(1, 0, 0), (2, 1, 1), (3, 1, 2), (5, 1, 3), (6, 2, 4)]
+)
 def test_a_token_limit_ends_the_answer(limit: int, rounds: int, accepted: int) -> None:
     result = replay([3] * 9, [3] * 9, 3, max_new_tokens=limit)
     assert (result.num_rounds, sum(result.accepted_at)) == (rounds, accepted)

@@ -62,7 +62,7 @@ def test_documents_side_by_side_plan_as_they_do_alone() -> None:
     masks = [[False, True, True, True], [True, True], [False, True, True]]
     alone = [plan_rows(torch.tensor(m), torch.zeros(len(m)).long(), 3) for m in masks]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor([len(m) for m in masks]))
-    together = plan_rows(torch.tensor(sum(masks, [])), documents, 3)
+    together = plan_rows(torch.tensor([bit for mask in masks for bit in mask]), documents, 3)
     starts = [0, 4, 6]
     for k in range(3):
         assert together.rows[k].tolist() == [

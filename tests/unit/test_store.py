@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_spec, random_samples
 
 from eyas.engines.fake import FakeEngine
 from eyas.errors import ContractError, UserError
 from eyas.store.manifest import StoreManifest, plan_shards, read_journal
 from eyas.store.shards import ShardStore, ShardWriter
 from eyas.types import Failure, HiddenStates, TargetSpec
+from tiny import make_spec, random_samples
 
 SPEC = make_spec()
 
