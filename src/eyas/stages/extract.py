@@ -9,7 +9,7 @@ from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.store.manifest import StoreManifest, plan_shards
-from eyas.store.shards import ShardStore, ShardWriter
+from eyas.store.shards import ShardStore, ShardWriter, missing_shards
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
 
@@ -29,7 +29,8 @@ def extract(context: RunContext) -> None:
                 "than the target's",
                 hint="prepare the data again for this target",
             )
-    if not begin(context, "extract", inputs):
+    stores = [context.folder("extract") / split for split in SPLITS]
+    if not begin(context, "extract", inputs, lambda: not any(missing_shards(s) for s in stores)):
         return
     fingerprints = {}
     engine = None

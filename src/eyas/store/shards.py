@@ -37,16 +37,10 @@ class ShardWriter:
             raise ContractError(
                 f"{folder} holds states of another target or other data", hint="extract again with --fresh"
             )
-        self.records = read_journal(folder)
 
     def missing(self) -> list[int]:
         """Return the numbers of the shards that are not yet complete."""
-        return [
-            shard
-            for shard in range(self.manifest.num_shards)
-            if shard not in self.records
-            or not _is_whole(shard_path(self.folder, shard), self.records[shard].num_bytes)
-        ]
+        return missing_shards(self.folder)
 
     def write(
         self, shard: int, states: Sequence[HiddenStates], failures: Sequence[Failure] = ()
@@ -66,8 +60,17 @@ class ShardWriter:
             tuple((f.sample_id, f.reason) for f in failures),
         )
         append_record(self.folder, record)
-        self.records[shard] = record
         return record
+
+
+def missing_shards(folder: Path) -> list[int]:
+    """Return the numbers of the shards of the store in ``folder`` that are not complete on disk."""
+    records = read_journal(folder)
+    return [
+        shard
+        for shard in range(StoreManifest.read(folder).num_shards)
+        if shard not in records or not _is_whole(shard_path(folder, shard), records[shard].num_bytes)
+    ]
 
 
 def _is_whole(path: Path, num_bytes: int) -> bool:
