@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging as transformers_logging
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.taps import LayerTaps
@@ -35,6 +36,8 @@ class TransformersEngine:
         self.batch_tokens = batch_tokens
         self.batch_size = batch_size
         self.device = torch.device(device)
+        # Its bar for loading would run into our own lines, and fill a log file.
+        transformers_logging.disable_progress_bar()
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, spec.dtype), trust_remote_code=trust_remote_code
         )
