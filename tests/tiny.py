@@ -12,8 +12,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eyas.config.schema import TargetSettings, TrainSettings
-from eyas.data.chat import generated_turn
-from eyas.data.vocab import build_vocab_map, count_supervised
 from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.base import Prompt, Sampling
@@ -21,7 +19,7 @@ from eyas.store.memory import MemoryStore
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_teacher
 from eyas.train.loop import Trainer
-from eyas.types import HiddenStates, TargetSpec, TokenizedSample
+from eyas.types import HiddenStates, TargetSpec, TokenizedSample, VocabMap
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -168,10 +166,11 @@ def answered_states(engine: Any, num: int, max_new_tokens: int, seed: int = 0) -
     prompt_ids = {p.prompt_id: p.token_ids for p in prompts}
     samples = []
     for answer in engine.generate(prompts, Sampling(max_new_tokens)):
+        ids = np.array([*prompt_ids[answer.prompt_id], *answer.token_ids], dtype=np.int32)
+        mask = np.arange(len(ids)) >= len(prompt_ids[answer.prompt_id])
         cut = answer.finish_reason == "length"
-        sample = generated_turn(answer.prompt_id, prompt_ids[answer.prompt_id], answer.token_ids, cut)
-        if sample is not None:
-            samples.append(sample)
+        if mask.sum() + cut >= 2:
+            samples.append(TokenizedSample(answer.prompt_id, ids, mask, cut))
     states = {item.sample.sample_id: item for item in engine.capture(samples)}
     return [states[p.prompt_id] for p in prompts if p.prompt_id in states]
 
@@ -189,8 +188,9 @@ def make_trainer(
     root.mkdir(parents=True, exist_ok=True)
     spec = spec_of(target)
     teacher = read_teacher(target, spec)
-    counts = count_supervised([s.sample for s in train], spec.vocab_size)
-    vocab = build_vocab_map(counts, vocab_size, spec.eos_token_ids)
+    answers = np.concatenate([s.sample.input_ids[s.sample.loss_mask] for s in train])
+    counts = np.bincount(answers, minlength=spec.vocab_size)
+    vocab = VocabMap(np.sort(np.argsort(-counts, kind="stable")[:vocab_size]), spec.vocab_size)
     draft = Eagle3Draft(draft_config_for(spec, len(vocab)))
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, seed=0)
     defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}

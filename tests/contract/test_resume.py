@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eyas.errors import ContractError
+from eyas.train import loop
 from eyas.train.checkpoint import best_checkpoint, latest_checkpoint, read_checkpoint
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates
@@ -93,6 +94,23 @@ def test_a_crash_between_checkpoints_loses_only_the_steps_since_the_last(
     resumed.run()
     assert_bit_equal(everything(resumed), everything(uninterrupted))
     assert resumed.history == uninterrupted.history
+
+
+def test_a_crash_before_the_best_checkpoint_is_marked_loses_no_mark(
+    tmp_path: Path, new_trainer: Any, uninterrupted: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*arguments: Any) -> None:
+        raise Crash
+
+    monkeypatch.setattr(loop, "mark_best", crash)
+    with pytest.raises(Crash):
+        new_trainer(tmp_path, validate_every=3, save_every=2).run()
+    monkeypatch.undo()
+    resumed = new_trainer(tmp_path, validate_every=3, save_every=2)
+    resumed.run()
+    best = best_checkpoint(tmp_path)
+    assert best is not None
+    assert read_checkpoint(best).step == resumed.best_step == uninterrupted.best_step
 
 
 def test_a_finished_run_does_nothing_more(tmp_path: Path, new_trainer: Any, uninterrupted: Trainer) -> None:
