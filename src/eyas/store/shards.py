@@ -142,6 +142,11 @@ class ShardStore:
         shard, place = self._places[index]
         return self._open(shard).read(place)
 
+    def sample(self, index: int) -> TokenizedSample:
+        """Return the tokens of a sample without its states."""
+        shard, place = self._places[index]
+        return self._open(shard).samples[place]
+
     def _open_shard(self, shard: int) -> "_OpenShard":
         path = shard_path(self.folder, shard)
         record = self._records[shard]
@@ -176,16 +181,16 @@ class _OpenShard:
         self._offsets = self._file.get_tensor("offsets").tolist()
         self._aux = self._file.get_slice("aux")
         self._last = self._file.get_slice("last")
-        self._samples = [self._sample(i) for i in range(len(self.sample_ids))]
-        self._rows = np.cumsum([0, *(int(s.supervised.sum()) for s in self._samples)]).tolist()
+        self.samples = [self._sample(i) for i in range(len(self.sample_ids))]
+        self._rows = np.cumsum([0, *(int(s.supervised.sum()) for s in self.samples)]).tolist()
 
     def lengths(self) -> list[int]:
-        return [len(s) for s in self._samples]
+        return [len(s) for s in self.samples]
 
     def read(self, place: int) -> HiddenStates:
         start, end = self._offsets[place], self._offsets[place + 1]
         first, stop = self._rows[place], self._rows[place + 1]
-        return HiddenStates(self._samples[place], self._aux[start:end], self._last[first:stop])
+        return HiddenStates(self.samples[place], self._aux[start:end], self._last[first:stop])
 
     def _sample(self, place: int) -> TokenizedSample:
         start, end = self._offsets[place], self._offsets[place + 1]
