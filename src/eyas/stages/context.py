@@ -103,18 +103,17 @@ def begin(
     """
     folder = context.folder(stage)
     known = json.loads(json.dumps(inputs))
+    if context.fresh and folder.exists():
+        shutil.rmtree(folder)
     record = _read_record(folder)
-    if record is None and folder.is_dir() and any(folder.iterdir()) and not context.fresh:
+    if record is None and folder.is_dir() and any(folder.iterdir()):
         raise UserError(
             f"{folder} was not written by eyas {stage}",
             hint="name another run_dir, or overwrite it with --fresh",
         )
-    if record is not None and record["inputs"] != known and not context.fresh:
+    if record is not None and record["inputs"] != known:
         raise UserError(_difference(folder, record["inputs"], known), hint=f"eyas {stage} --fresh redoes it; "
                         "or name another run_dir")  # fmt: skip
-    if context.fresh and folder.exists():
-        shutil.rmtree(folder)
-        record = None
     if record is not None and record["done"] and is_whole():
         say(f"{stage}: already done ({folder})")
         return False

@@ -23,7 +23,7 @@ def read_tokenizer(folder: Path, trust_remote_code: bool = False) -> PreTrainedT
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # tokenizers raises a bare Exception for a damaged tokenizer.json
         raise UserError(
             f"{folder} has no tokenizer that loads: {str(error).splitlines()[0]}",
             hint="a target folder needs tokenizer.json (or its tokenizer's own files)",
