@@ -160,6 +160,23 @@ def test_the_answers_in_the_data_can_be_trained_on(tmp_path: Path, tiny_target: 
     assert report["identical"] == report["num_prompts"]
 
 
+def test_prompts_are_chosen_whose_answers_are_known_as_far_as_they_are_decoded(
+    tmp_path: Path, tiny_target: Path
+) -> None:
+    """Here regeneration stops early, so decoding goes on where the stored states end."""
+    run_file = write_run(tmp_path, tiny_target, regenerate={"max_new_tokens": 6})
+    for stage in STAGES[:-1]:
+        assert eyas(stage, "-c", run_file).code == 0
+    screen = eyas("evaluate", "-c", run_file, "evaluate.num_prompts=100")
+    assert screen.code == 0, screen.err
+    report = stage_record(tmp_path, "evaluate")["report"]
+    assert 1 <= report["num_prompts"] < 8
+    assert report["predicted"] == report["acceptance"]
+    assert eyas("evaluate", "-c", run_file, "--fresh", "evaluate.max_new_tokens=7").code == 0
+    report = stage_record(tmp_path, "evaluate")["report"]
+    assert report["predicted"] == report["acceptance"]
+
+
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "eyas", *map(str, arguments)]
 
