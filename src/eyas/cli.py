@@ -109,6 +109,17 @@ def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
         click.echo(f"error: {error}", err=True)
         click.echo("hint: complete work is kept; mend the cause and run the same command again", err=True)
         sys.exit(1)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        said = " ".join(str(error).split())
+        click.echo(
+            f"error: {type(error).__name__}: {said}" if said else f"error: {type(error).__name__}", err=True
+        )
+        click.echo(
+            "hint: this should not happen; please report what the same command says with --debug", err=True
+        )
+        sys.exit(1)
 
 
 def main() -> None:
