@@ -112,13 +112,9 @@ def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        said = " ".join(str(error).split())
-        click.echo(
-            f"error: {type(error).__name__}: {said}" if said else f"error: {type(error).__name__}", err=True
-        )
-        click.echo(
-            "hint: this should not happen; please report what the same command says with --debug", err=True
-        )
+        said = f": {' '.join(str(error).split())}" if str(error) else ""
+        click.echo(f"error: {type(error).__name__}{said}", err=True)
+        click.echo("hint: this should not happen; please report what the command says with --debug", err=True)
         sys.exit(1)
 
 
