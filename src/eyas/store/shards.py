@@ -89,6 +89,13 @@ def _header(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str
 
 def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, torch.Tensor]:
     spec = manifest.spec
+    for s in states:
+        if s.aux.shape[1:] != (spec.num_aux_layers, spec.hidden_size):
+            raise ContractError(
+                f"sample {s.sample.sample_id}: {s.aux.shape[1]} aux layers of width {s.aux.shape[2]}, "
+                f"the target's are {spec.num_aux_layers} of width {spec.hidden_size}",
+                hint="the engine returned only some of the layers that it was asked for",
+            )
     dtype = getattr(torch, spec.dtype)
     empty_aux = torch.empty(0, spec.num_aux_layers, spec.hidden_size, dtype=dtype)
     empty_last = torch.empty(0, spec.hidden_size, dtype=dtype)
