@@ -38,13 +38,13 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
             RuntimeError("first\n  second"),
             1,
             "error: RuntimeError: first second\n"
-            "hint: this should not happen; please report what the same command says with --debug\n",
+            "hint: this should not happen; please report what the command says with --debug\n",
         ),
         (
             AssertionError(),
             1,
             "error: AssertionError\n"
-            "hint: this should not happen; please report what the same command says with --debug\n",
+            "hint: this should not happen; please report what the command says with --debug\n",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

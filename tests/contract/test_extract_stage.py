@@ -40,7 +40,7 @@ def extract_with(prepared: Path, monkeypatch: pytest.MonkeyPatch):  # type: igno
         ("NotFinite", "aux states are not finite"),
         ("ZeroLayer", "is all zero"),
         ("ZeroLast", "the last layer is all zero"),
-        ("OneLayerOfThree", "aux"),
+        ("OneLayerOfThree", "1 aux layers of width 32, the target's are 3 of width 32"),
     ],
 )
 def test_an_engine_that_does_wrong_is_refused_and_nothing_of_it_is_kept(
