@@ -129,7 +129,9 @@ class TransformersSession:
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
-        self.cache = DynamicCache(config=engine.model.config)
+        # Without the configuration every layer keeps all states: those that a sliding window has let go
+        # could not come back when draft tokens are refused. The model's masks keep the window.
+        self.cache = DynamicCache()
 
     @torch.inference_mode()
     def extend(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
