@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from eyas import registry
 from eyas.errors import UserError
+from eyas.layer_ids import to_sglang
 from eyas.progress import say
 from eyas.stages.context import RunContext
 from eyas.stages.evaluate import evaluate
@@ -56,7 +57,8 @@ def run_stage(context: RunContext, name: str) -> None:
 def check_settings(context: RunContext) -> None:
     """Refuse what a late stage would refuse, before an early one works for hours.
 
-    Raises: UserError for a name that nothing is registered under, or a draft of an impossible shape.
+    Raises: UserError for a name that nothing is registered under, aux layers that an engine cannot
+    serve, or a draft of an impossible shape.
     """
     config = context.config
     for table, name, kind in (
@@ -66,4 +68,5 @@ def check_settings(context: RunContext) -> None:
         (registry.EXPORTERS, config.export.format, "export format"),
     ):
         registry.check(table, name, kind)
+    to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
     draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
