@@ -89,6 +89,16 @@ def test_layer_ids_beyond_the_depth(tmp_path: Path, tiny_target: Path) -> None:
     )
 
 
+def test_aux_layers_that_an_engine_cannot_serve(tmp_path: Path, tiny_target: Path) -> None:
+    refused_run(
+        tmp_path,
+        tiny_target,
+        "SGLang cannot capture aux layer 0",
+        "choose aux layer ids of 1 and above",
+        "target.aux_layer_ids=[0,3,5]",
+    )
+
+
 def test_draft_heads_that_do_not_divide_the_width(tmp_path: Path, tiny_target: Path) -> None:
     refused_run(
         tmp_path,

@@ -11,6 +11,7 @@ import torch
 from eyas import registry
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.fake import FakeEngine
+from eyas.errors import ContractError
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
 from tiny import make_target, random_samples, spec_of
 
@@ -214,15 +215,43 @@ def test_sampled_answers_depend_on_the_seed_and_not_on_the_batch(tiny_engine: An
     assert other != together
 
 
+@pytest.fixture(scope="module")
+def window_engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A target whose layers see no further back than eight tokens."""
+    folder = tmp_path_factory.mktemp("window") / "model"
+    return open_engine(make_target(folder, model_type="mistral", sliding_window=8), (2, 4, 5))
+
+
 @torch.inference_mode()
-def test_a_session_gives_the_logits_and_states_of_a_full_forward(tiny_engine: Any) -> None:
-    ids = list(range(10, 30))
-    session = tiny_engine.session()
-    session.extend(ids[:7])
+def test_greedy_answers_of_a_sliding_window_are_the_models_argmax(window_engine: Any) -> None:
+    for answer in window_engine.generate(prompts(7), Sampling(20)):
+        (prompt,) = (p for p in prompts(7) if p.prompt_id == answer.prompt_id)
+        ids = torch.tensor([[*prompt.token_ids, *answer.token_ids]])
+        chosen = window_engine.model(input_ids=ids).logits[0].argmax(-1).tolist()
+        start = len(prompt.token_ids) - 1
+        assert list(answer.token_ids) == chosen[start : start + len(answer.token_ids)]
+
+
+@pytest.mark.parametrize("name", ["tiny_engine", "window_engine"])
+@torch.inference_mode()
+def test_a_session_gives_the_logits_and_states_of_a_full_forward(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    engine = request.getfixturevalue(name)
+    ids = list(range(10, 40))
+    session = engine.session()
+    session.extend(ids[:17])
     session.extend([250, 251, 252])  # a proposal that is refused
-    session.truncate(7)
-    logits, aux = session.extend(ids[7:])
-    out = tiny_engine.model(input_ids=torch.tensor([ids]), output_hidden_states=True)
-    torch.testing.assert_close(logits, out.logits[0, 7:], rtol=1e-4, atol=1e-4)
-    for place, layer_id in enumerate(tiny_engine.spec.aux_layer_ids):
-        torch.testing.assert_close(aux[:, place], out.hidden_states[layer_id][0, 7:], rtol=1e-4, atol=1e-4)
+    session.truncate(17)
+    logits, aux = session.extend(ids[17:])
+    out = engine.model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    torch.testing.assert_close(logits, out.logits[0, 17:], rtol=1e-4, atol=1e-4)
+    for place, layer_id in enumerate(engine.spec.aux_layer_ids):
+        torch.testing.assert_close(aux[:, place], out.hidden_states[layer_id][0, 17:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_session_forgets_only_what_it_has(tiny_engine: Any) -> None:
+    session = tiny_engine.session()
+    session.extend([5, 6, 7])
+    with pytest.raises(ContractError, match="fewer are cached"):
+        session.truncate(4)
