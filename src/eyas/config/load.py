@@ -36,7 +36,8 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
     known = known_keys()
     sections = {key.rpartition(".")[0] for key in known}
     for key, _ in flatten(values):
-        if key not in known and key not in sections:
+        # Some settings are mappings; their keys are anybody's.
+        if key not in sections and not any(key == k or key.startswith(f"{k}.") for k in known):
             raise _unknown(key)
     try:
         config = RunConfig.model_validate(values)
