@@ -172,43 +172,28 @@ def test_a_broken_config_json(tmp_path: Path, target_copy: Path) -> None:
 
 
 def test_a_missing_data_file(tmp_path: Path, tiny_target: Path) -> None:
-    refused_run(
-        tmp_path,
-        tiny_target,
-        "there is no data file nowhere.jsonl",
-        "set data.sources to existing files",
-        "data.sources=[nowhere.jsonl]",
-    )
-
-
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        ([], "0 rows read"),
-        ([{"text": "no messages here"}] * 3, "3 rows read; most often: no messages (3 rows)"),
-    ],
-    ids=["empty", "unusable"],
-)
-def test_an_empty_data_set(tmp_path: Path, tiny_target: Path, lines: list[object], why: str) -> None:
-    run_file = write_run(tmp_path, tiny_target)
-    write_jsonl(tmp_path / "prompts.jsonl", lines)
-    before = snapshot(tmp_path)
-    screen = eyas("run", "-c", run_file)
+    screen = eyas("run", "-c", write_run(tmp_path, tiny_target), "data.sources=[nowhere.jsonl]")
     assert screen.code == 2
     first, second = screen.err.splitlines()
-    assert first == f"error: no conversation is left to train on: {why}"
-    assert second.startswith("hint: each row needs 'messages' or a 'prompt'")
-    assert snapshot(tmp_path) == before
+    assert first == "error: there is no data file nowhere.jsonl"
+    assert second.startswith("hint: ")
+    assert not (tmp_path / "run").exists()
 
 
-def test_nothing_held_out(tmp_path: Path, tiny_target: Path) -> None:
-    refused_run(
-        tmp_path,
-        tiny_target,
-        "no conversation is held out for validation",
-        "raise data.held_out_share or add conversations",
-        "data.held_out_share=0",
-    )
+@pytest.mark.parametrize("rows", [[], [{"text": 3}] * 3], ids=["empty", "unusable"])
+def test_an_empty_data_set(tmp_path: Path, tiny_target: Path, rows: list[object]) -> None:
+    run_file = write_run(tmp_path, tiny_target)
+    write_jsonl(tmp_path / "prompts.jsonl", rows)
+    screen = eyas("run", "-c", run_file)
+    assert screen.code == 2
+    first, second = screen.err.splitlines()[-2:]
+    assert first.startswith("error: ")
+    assert f"is left to train on: {len(rows)} rows read" in first
+    assert second.startswith("hint: ")
+    # Nothing is left that could be taken for data, and the same command works once the data is there.
+    assert not (tmp_path / "run" / "prepared").exists()
+    write_run(tmp_path, tiny_target)
+    assert eyas("prepare", "-c", run_file).code == 0
 
 
 @pytest.mark.parametrize(
