@@ -89,9 +89,7 @@ class PreparedWriter:
     def finish(self, **facts: Any) -> dict[str, Any]:
         """Close the files and write the manifest with ``facts`` beside the counts."""
         self._flush()
-        self._samples.close()
-        self._conversations.close()
-        self._drops.close()
+        self.close()
         manifest = {
             "format_version": FORMAT_VERSION,
             "fingerprint": self._digest.hexdigest()[:16],
@@ -101,6 +99,11 @@ class PreparedWriter:
         }
         write_json(self.folder / "manifest.json", manifest)
         return manifest
+
+    def close(self) -> None:
+        self._samples.close()
+        self._conversations.close()
+        self._drops.close()
 
     def _flush(self) -> None:
         if self._sample_rows:

@@ -52,7 +52,11 @@ def prepare(context: RunContext) -> None:
         if reason:
             writer.drop(Drop(row.conversation_id, row.source, reason))
     num_dropped = sum(writer.drops.values())
-    _check_enough(writer, num_read, num_dropped, config.data.max_drop_share)
+    try:
+        _check_enough(writer, num_read, num_dropped, config.data.max_drop_share)
+    except UserError:
+        writer.close()
+        raise
     manifest = writer.finish(
         tokenizer_fingerprint=context.spec.tokenizer_fingerprint,
         template_fingerprint=context.spec.template_fingerprint,
