@@ -192,7 +192,7 @@ def make_trainer(
     counts = np.bincount(answers, minlength=spec.vocab_size)
     vocab = VocabMap(np.sort(np.argsort(-counts, kind="stable")[:vocab_size]), spec.vocab_size)
     draft = Eagle3Draft(draft_config_for(spec, len(vocab)))
-    draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, seed=0)
+    draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
     defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}
     return Trainer(
         draft=draft,

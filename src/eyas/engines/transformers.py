@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
 from eyas.engines.base import Prompt, Sampling
+from eyas.engines.grouped import use_grouped_attention
 from eyas.engines.taps import LayerTaps
 from eyas.errors import ContractError
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
@@ -42,6 +43,7 @@ class TransformersEngine:
             folder, dtype=getattr(torch, spec.dtype), trust_remote_code=trust_remote_code
         )
         self.model.eval().requires_grad_(False).to(self.device)
+        use_grouped_attention(self.model)
 
     def describe(self) -> TargetSpec:
         return self.spec
