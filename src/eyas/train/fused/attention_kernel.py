@@ -1,0 +1,356 @@
+"""Attention of draft rows on a GPU: one flash kernel over step-0 keys and a row's own later keys.
+
+A row sees the step-0 keys ``first .. place`` (its document up to itself) and one own key for each later
+step so far. Own keys seed the running softmax of the forward kernel, so its log-sum-exp is the merged
+one, and the backward kernels use exactly that. Query heads that share a key head are packed into one
+tile. Rows ascend, so a tile's keys are one range, and a key tile's rows too.
+
+Source: FlashAttention-2, arXiv 2307.08691; the extra own-row scores are those of EAGLE-3's unroll.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.train.fused.heads import Heads
+
+_LOG2_E = math.log2(math.e)
+_FORWARD = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
+_QUERIES = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
+_KEYS = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
+
+
+def fits(heads: Heads) -> bool:
+    """Whether the kernels' tiles hold these heads."""
+    return heads.head_dim in (16, 32, 64, 128) and heads.group <= 64
+
+
+def _constants(heads: Heads) -> dict[str, int]:
+    return {
+        "KV_HEADS": heads.kv_heads,
+        "GROUP": heads.group,
+        "GROUP_P2": triton.next_power_of_2(heads.group),
+        "HEAD_DIM": heads.head_dim,
+    }
+
+
+def attend(
+    queries: torch.Tensor,
+    first_kv: torch.Tensor,
+    own_kv: torch.Tensor,
+    own_index: torch.Tensor,
+    first: torch.Tensor,
+    place: torch.Tensor,
+    heads: Heads,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Write attention's output to ``out`` and return the merged log-sum-exp (base 2) [R, heads].
+
+    Shapes: queries, out [R, heads * head_dim]; first_kv [M, 2 * kv heads * head_dim], keys then values;
+    own_kv [S, the same]; own_index [R, own steps], a row's entries in own_kv; first, place [R].
+    """
+    num_rows = len(queries)
+    lse = torch.empty(num_rows, heads.kv_heads * heads.group, dtype=torch.float32, device=queries.device)
+    constants = _constants(heads)
+    grid = (triton.cdiv(num_rows * constants["GROUP_P2"], _FORWARD["BLOCK_M"]), heads.kv_heads)
+    _forward[grid](
+        queries,
+        first_kv,
+        own_kv,
+        own_index,
+        first,
+        place,
+        out,
+        lse,
+        num_rows,
+        own_index.shape[1],
+        heads.head_dim**-0.5 * _LOG2_E,
+        **constants,
+        **_FORWARD,
+    )
+    return lse
+
+
+def attend_backward(
+    grad_out: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    queries: torch.Tensor,
+    first_kv: torch.Tensor,
+    own_kv: torch.Tensor,
+    own_index: torch.Tensor,
+    first: torch.Tensor,
+    place: torch.Tensor,
+    heads: Heads,
+    grad_first_kv: torch.Tensor,
+    grad_own_kv: torch.Tensor,
+) -> torch.Tensor:
+    """Return the gradient of the queries; add those of keys and values to the fp32 buffers given."""
+    num_rows, num_keys = len(queries), len(first_kv)
+    delta = torch.empty_like(lse)
+    grad_queries = torch.empty_like(queries)
+    constants = _constants(heads)
+    scale = heads.head_dim**-0.5
+    grid = (triton.cdiv(num_rows * constants["GROUP_P2"], _QUERIES["BLOCK_M"]), heads.kv_heads)
+    _backward_queries[grid](
+        queries,
+        first_kv,
+        own_kv,
+        own_index,
+        first,
+        place,
+        out,
+        grad_out,
+        lse,
+        delta,
+        grad_queries,
+        grad_own_kv,
+        num_rows,
+        own_index.shape[1],
+        scale,
+        scale * _LOG2_E,
+        **constants,
+        **_QUERIES,
+    )
+    block = _KEYS["BLOCK_N"]
+    starts = torch.arange(0, num_keys, block, device=queries.device, dtype=place.dtype)
+    row_begin = torch.searchsorted(place, starts)
+    row_end = torch.searchsorted(first, starts + block - 1, right=True)
+    _backward_keys[(len(starts), heads.kv_heads)](
+        queries,
+        first_kv,
+        first,
+        place,
+        grad_out,
+        lse,
+        delta,
+        grad_first_kv,
+        row_begin,
+        row_end,
+        num_rows,
+        num_keys,
+        scale,
+        scale * _LOG2_E,
+        **constants,
+        **_KEYS,
+    )
+    return grad_queries
+
+
+@triton.jit
+def _forward_keys(
+    acc, top, total, q, kv, first, place, head, begin, end, scale,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Run the online softmax over step-0 keys ``begin .. end - 1``."""
+    d = tl.arange(0, HEAD_DIM)
+    n = tl.arange(0, BLOCK_N)
+    stride: tl.constexpr = 2 * KV_HEADS * HEAD_DIM
+    for start in range(begin, end, BLOCK_N):
+        key = start + n
+        base = kv + key.to(tl.int64)[:, None] * stride + head * HEAD_DIM + d[None, :]
+        if MASKED:
+            inside = (key < end)[:, None]
+            k = tl.load(base, mask=inside, other=0.0)
+            v = tl.load(base + KV_HEADS * HEAD_DIM, mask=inside, other=0.0)
+        else:
+            k = tl.load(base)
+            v = tl.load(base + KV_HEADS * HEAD_DIM)
+        scores = tl.dot(q, tl.trans(k)) * scale
+        if MASKED:
+            seen = (key[None, :] >= first[:, None]) & (key[None, :] <= place[:, None])
+            scores = tl.where(seen, scores, -1.0e30)
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weight = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weight.to(v.dtype), v, acc)
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit
+def _forward(
+    queries, kv, own_kv, own_index, first_of, place_of, out, lse, num_rows, num_own, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # The last tiles see the most keys: they start first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    i = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, member = (i // GROUP_P2).to(tl.int64), i % GROUP_P2
+    live = (row < num_rows) & (member < GROUP)
+    d = tl.arange(0, HEAD_DIM)
+    at = row[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + (head * GROUP + member)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(queries + at, mask=live[:, None], other=0.0)
+    first = tl.load(first_of + row, mask=live, other=0)
+    place = tl.load(place_of + row, mask=live, other=0)
+
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+    top = tl.full([BLOCK_M], -1.0e30, dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for j in range(num_own):
+        entry = tl.load(own_index + row * num_own + j, mask=live, other=0).to(tl.int64)
+        base = own_kv + entry[:, None] * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM + d[None, :]
+        k = tl.load(base, mask=live[:, None], other=0.0)
+        v = tl.load(base + KV_HEADS * HEAD_DIM, mask=live[:, None], other=0.0)
+        score = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+        new_top = tl.maximum(top, score)
+        weight, shrink = tl.exp2(score - new_top), tl.exp2(top - new_top)
+        total = total * shrink + weight
+        acc = acc * shrink[:, None] + weight[:, None] * v.to(tl.float32)
+        top = new_top
+
+    first_row = (tile * BLOCK_M) // GROUP_P2
+    last_row = tl.minimum(first_row + BLOCK_M // GROUP_P2, num_rows) - 1
+    begin, end = tl.load(first_of + first_row), tl.load(place_of + last_row) + 1
+    # Keys that every row of the tile sees need no mask; there are some when it lies in one document.
+    shared = tl.load(place_of + first_row) + 1 - begin
+    shared = tl.where(tl.load(first_of + last_row) == begin, shared // BLOCK_N * BLOCK_N, 0)
+    acc, top, total = _forward_keys(
+        acc, top, total, q, kv, first, place, head, begin, begin + shared, scale, KV_HEADS, HEAD_DIM, BLOCK_N, False
+    )  # fmt: skip
+    acc, top, total = _forward_keys(
+        acc, top, total, q, kv, first, place, head, begin + shared, end, scale, KV_HEADS, HEAD_DIM, BLOCK_N, True
+    )  # fmt: skip
+    tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=live[:, None])
+    tl.store(lse + row * (KV_HEADS * GROUP) + head * GROUP + member, top + tl.log2(total), mask=live)
+
+
+@triton.jit
+def _queries_keys(
+    acc, q, grad, lse, delta, kv, first, place, head, begin, end, scale,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the step-0 keys' part of the gradient of the queries."""
+    d = tl.arange(0, HEAD_DIM)
+    n = tl.arange(0, BLOCK_N)
+    stride: tl.constexpr = 2 * KV_HEADS * HEAD_DIM
+    for start in range(begin, end, BLOCK_N):
+        key = start + n
+        base = kv + key.to(tl.int64)[:, None] * stride + head * HEAD_DIM + d[None, :]
+        if MASKED:
+            inside = (key < end)[:, None]
+            k = tl.load(base, mask=inside, other=0.0)
+            v = tl.load(base + KV_HEADS * HEAD_DIM, mask=inside, other=0.0)
+        else:
+            k = tl.load(base)
+            v = tl.load(base + KV_HEADS * HEAD_DIM)
+        weight = tl.exp2(tl.dot(q, tl.trans(k)) * scale - lse[:, None])
+        if MASKED:
+            seen = (key[None, :] >= first[:, None]) & (key[None, :] <= place[:, None])
+            weight = tl.where(seen, weight, 0.0)
+        grad_scores = weight * (tl.dot(grad, tl.trans(v)) - delta[:, None])
+        acc = tl.dot(grad_scores.to(k.dtype), k, acc)
+    return acc
+
+
+@triton.jit
+def _backward_queries(
+    queries, kv, own_kv, own_index, first_of, place_of, out, grad_out, lse_of, delta_of, grad_queries, grad_own_kv,
+    num_rows, num_own, scale, scale_log2,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    i = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, member = (i // GROUP_P2).to(tl.int64), i % GROUP_P2
+    live = (row < num_rows) & (member < GROUP)
+    d = tl.arange(0, HEAD_DIM)
+    at = row[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + (head * GROUP + member)[:, None] * HEAD_DIM + d[None, :]
+    statistics = row * (KV_HEADS * GROUP) + head * GROUP + member
+    q = tl.load(queries + at, mask=live[:, None], other=0.0)
+    grad = tl.load(grad_out + at, mask=live[:, None], other=0.0)
+    output = tl.load(out + at, mask=live[:, None], other=0.0)
+    first = tl.load(first_of + row, mask=live, other=0)
+    place = tl.load(place_of + row, mask=live, other=0)
+    lse = tl.load(lse_of + statistics, mask=live, other=0.0)
+    delta = tl.sum(grad.to(tl.float32) * output.to(tl.float32), 1)
+    tl.store(delta_of + statistics, delta, mask=live)
+
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+    rows_here: tl.constexpr = BLOCK_M // GROUP_P2
+    one_row = tl.arange(0, rows_here) + tile * rows_here
+    row_live = one_row < num_rows
+    for j in range(num_own):
+        entry = tl.load(own_index + row * num_own + j, mask=live, other=0).to(tl.int64)
+        base = own_kv + entry[:, None] * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM + d[None, :]
+        k = tl.load(base, mask=live[:, None], other=0.0).to(tl.float32)
+        v = tl.load(base + KV_HEADS * HEAD_DIM, mask=live[:, None], other=0.0).to(tl.float32)
+        weight = tl.exp2(tl.sum(q.to(tl.float32) * k, 1) * scale_log2 - lse)
+        weight = tl.where(live, weight, 0.0)
+        grad_score = weight * (tl.sum(grad.to(tl.float32) * v, 1) - delta)
+        acc += grad_score[:, None] * k
+        # An own key belongs to one row and this program's heads alone: a plain add is safe.
+        grad_k = tl.reshape(grad_score[:, None] * q.to(tl.float32) * scale, [rows_here, GROUP_P2, HEAD_DIM])
+        grad_v = tl.reshape(weight[:, None] * grad.to(tl.float32), [rows_here, GROUP_P2, HEAD_DIM])
+        entry = tl.load(own_index + one_row.to(tl.int64) * num_own + j, mask=row_live, other=0).to(tl.int64)
+        base = grad_own_kv + entry[:, None] * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM + d[None, :]
+        old = tl.load(base, mask=row_live[:, None], other=0.0)
+        tl.store(base, old + tl.sum(grad_k, 1), mask=row_live[:, None])
+        base += KV_HEADS * HEAD_DIM
+        old = tl.load(base, mask=row_live[:, None], other=0.0)
+        tl.store(base, old + tl.sum(grad_v, 1), mask=row_live[:, None])
+
+    first_row = (tile * BLOCK_M) // GROUP_P2
+    last_row = tl.minimum(first_row + rows_here, num_rows) - 1
+    begin, end = tl.load(first_of + first_row), tl.load(place_of + last_row) + 1
+    shared = tl.load(place_of + first_row) + 1 - begin
+    shared = tl.where(tl.load(first_of + last_row) == begin, shared // BLOCK_N * BLOCK_N, 0)
+    acc = _queries_keys(
+        acc, q, grad, lse, delta, kv, first, place, head, begin, begin + shared, scale_log2,
+        KV_HEADS, HEAD_DIM, BLOCK_N, False,
+    )  # fmt: skip
+    acc = _queries_keys(
+        acc, q, grad, lse, delta, kv, first, place, head, begin + shared, end, scale_log2,
+        KV_HEADS, HEAD_DIM, BLOCK_N, True,
+    )  # fmt: skip
+    tl.store(grad_queries + at, (acc * scale).to(grad_queries.dtype.element_ty), mask=live[:, None])
+
+
+@triton.jit
+def _backward_keys(
+    queries, kv, first_of, place_of, grad_out, lse_of, delta_of, grad_kv, row_begin, row_end,
+    num_rows, num_keys, scale, scale_log2,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    key = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, HEAD_DIM)
+    inside = (key < num_keys)[:, None]
+    at = key.to(tl.int64)[:, None] * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM + d[None, :]
+    k = tl.load(kv + at, mask=inside, other=0.0)
+    v = tl.load(kv + at + KV_HEADS * HEAD_DIM, mask=inside, other=0.0)
+    grad_k = tl.zeros([BLOCK_N, HEAD_DIM], dtype=tl.float32)
+    grad_v = tl.zeros([BLOCK_N, HEAD_DIM], dtype=tl.float32)
+    begin, end = tl.load(row_begin + tile) * GROUP_P2, tl.load(row_end + tile) * GROUP_P2
+    for start in range(begin, end, BLOCK_M):
+        i = start + tl.arange(0, BLOCK_M)
+        row, member = (i // GROUP_P2).to(tl.int64), i % GROUP_P2
+        live = (row < num_rows) & (member < GROUP)
+        offset = (
+            row[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + (head * GROUP + member)[:, None] * HEAD_DIM + d[None, :]
+        )
+        statistics = row * (KV_HEADS * GROUP) + head * GROUP + member
+        q = tl.load(queries + offset, mask=live[:, None], other=0.0)
+        grad = tl.load(grad_out + offset, mask=live[:, None], other=0.0)
+        lse = tl.load(lse_of + statistics, mask=live, other=0.0)
+        delta = tl.load(delta_of + statistics, mask=live, other=0.0)
+        first = tl.load(first_of + row, mask=live, other=0)
+        place = tl.load(place_of + row, mask=live, other=-1)
+        weight = tl.exp2(tl.dot(k, tl.trans(q)) * scale_log2 - lse[None, :])  # (keys, rows)
+        seen = (key[:, None] >= first[None, :]) & (key[:, None] <= place[None, :])
+        weight = tl.where(seen, weight, 0.0)
+        grad_v = tl.dot(weight.to(grad.dtype), grad, grad_v)
+        grad_scores = weight * (tl.dot(v, tl.trans(grad)) - delta[None, :])
+        grad_k = tl.dot(grad_scores.to(q.dtype), q, grad_k)
+    old = tl.load(grad_kv + at, mask=inside, other=0.0)
+    tl.store(grad_kv + at, old + grad_k * scale, mask=inside)
+    old = tl.load(grad_kv + at + KV_HEADS * HEAD_DIM, mask=inside, other=0.0)
+    tl.store(grad_kv + at + KV_HEADS * HEAD_DIM, old + grad_v, mask=inside)
