@@ -9,6 +9,7 @@ Source: FlashAttention-2, arXiv 2307.08691; the extra own-row scores are those o
 """
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -20,6 +21,8 @@ _LOG2_E = math.log2(math.e)
 _FORWARD = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
 _QUERIES = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
 _KEYS = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
+# fp32 tiles take twice the shared memory and are for checking, not for speed: exact products, small tiles.
+_EXACT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
 
 
 def fits(heads: Heads) -> bool:
@@ -27,8 +30,11 @@ def fits(heads: Heads) -> bool:
     return heads.head_dim in (16, 32, 64, 128) and heads.group <= 64
 
 
-def _constants(heads: Heads) -> dict[str, int]:
+def _constants(heads: Heads, tiles: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:
+    exact = dtype == torch.float32
     return {
+        **(_EXACT if exact else tiles),
+        "PRECISION": "ieee" if exact else "tf32",
         "KV_HEADS": heads.kv_heads,
         "GROUP": heads.group,
         "GROUP_P2": triton.next_power_of_2(heads.group),
@@ -53,8 +59,8 @@ def attend(
     """
     num_rows = len(queries)
     lse = torch.empty(num_rows, heads.kv_heads * heads.group, dtype=torch.float32, device=queries.device)
-    constants = _constants(heads)
-    grid = (triton.cdiv(num_rows * constants["GROUP_P2"], _FORWARD["BLOCK_M"]), heads.kv_heads)
+    constants = _constants(heads, _FORWARD, queries.dtype)
+    grid = (triton.cdiv(num_rows * constants["GROUP_P2"], constants["BLOCK_M"]), heads.kv_heads)
     _forward[grid](
         queries,
         first_kv,
@@ -68,7 +74,6 @@ def attend(
         own_index.shape[1],
         heads.head_dim**-0.5 * _LOG2_E,
         **constants,
-        **_FORWARD,
     )
     return lse
 
@@ -91,9 +96,9 @@ def attend_backward(
     num_rows, num_keys = len(queries), len(first_kv)
     delta = torch.empty_like(lse)
     grad_queries = torch.empty_like(queries)
-    constants = _constants(heads)
+    constants = _constants(heads, _QUERIES, queries.dtype)
     scale = heads.head_dim**-0.5
-    grid = (triton.cdiv(num_rows * constants["GROUP_P2"], _QUERIES["BLOCK_M"]), heads.kv_heads)
+    grid = (triton.cdiv(num_rows * constants["GROUP_P2"], constants["BLOCK_M"]), heads.kv_heads)
     _backward_queries[grid](
         queries,
         first_kv,
@@ -112,9 +117,9 @@ def attend_backward(
         scale,
         scale * _LOG2_E,
         **constants,
-        **_QUERIES,
     )
-    block = _KEYS["BLOCK_N"]
+    constants = _constants(heads, _KEYS, queries.dtype)
+    block = constants["BLOCK_N"]
     starts = torch.arange(0, num_keys, block, device=queries.device, dtype=place.dtype)
     row_begin = torch.searchsorted(place, starts)
     row_end = torch.searchsorted(first, starts + block - 1, right=True)
@@ -134,7 +139,6 @@ def attend_backward(
         scale,
         scale * _LOG2_E,
         **constants,
-        **_KEYS,
     )
     return grad_queries
 
@@ -142,7 +146,8 @@ def attend_backward(
 @triton.jit
 def _forward_keys(
     acc, top, total, q, kv, first, place, head, begin, end, scale,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Run the online softmax over step-0 keys ``begin .. end - 1``."""
     d = tl.arange(0, HEAD_DIM)
@@ -158,7 +163,7 @@ def _forward_keys(
         else:
             k = tl.load(base)
             v = tl.load(base + KV_HEADS * HEAD_DIM)
-        scores = tl.dot(q, tl.trans(k)) * scale
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if MASKED:
             seen = (key[None, :] >= first[:, None]) & (key[None, :] <= place[:, None])
             scores = tl.where(seen, scores, -1.0e30)
@@ -167,7 +172,7 @@ def _forward_keys(
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None]
-        acc = tl.dot(weight.to(v.dtype), v, acc)
+        acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
         top = new_top
     return acc, top, total
 
@@ -176,7 +181,7 @@ def _forward_keys(
 def _forward(
     queries, kv, own_kv, own_index, first_of, place_of, out, lse, num_rows, num_own, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # The last tiles see the most keys: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -212,10 +217,10 @@ def _forward(
     shared = tl.load(place_of + first_row) + 1 - begin
     shared = tl.where(tl.load(first_of + last_row) == begin, shared // BLOCK_N * BLOCK_N, 0)
     acc, top, total = _forward_keys(
-        acc, top, total, q, kv, first, place, head, begin, begin + shared, scale, KV_HEADS, HEAD_DIM, BLOCK_N, False
+        acc, top, total, q, kv, first, place, head, begin, begin + shared, scale, KV_HEADS, HEAD_DIM, BLOCK_N, PRECISION, False
     )  # fmt: skip
     acc, top, total = _forward_keys(
-        acc, top, total, q, kv, first, place, head, begin + shared, end, scale, KV_HEADS, HEAD_DIM, BLOCK_N, True
+        acc, top, total, q, kv, first, place, head, begin + shared, end, scale, KV_HEADS, HEAD_DIM, BLOCK_N, PRECISION, True
     )  # fmt: skip
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=live[:, None])
     tl.store(lse + row * (KV_HEADS * GROUP) + head * GROUP + member, top + tl.log2(total), mask=live)
@@ -224,7 +229,8 @@ def _forward(
 @triton.jit
 def _queries_keys(
     acc, q, grad, lse, delta, kv, first, place, head, begin, end, scale,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the step-0 keys' part of the gradient of the queries."""
     d = tl.arange(0, HEAD_DIM)
@@ -240,12 +246,12 @@ def _queries_keys(
         else:
             k = tl.load(base)
             v = tl.load(base + KV_HEADS * HEAD_DIM)
-        weight = tl.exp2(tl.dot(q, tl.trans(k)) * scale - lse[:, None])
+        weight = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
         if MASKED:
             seen = (key[None, :] >= first[:, None]) & (key[None, :] <= place[:, None])
             weight = tl.where(seen, weight, 0.0)
-        grad_scores = weight * (tl.dot(grad, tl.trans(v)) - delta[:, None])
-        acc = tl.dot(grad_scores.to(k.dtype), k, acc)
+        grad_scores = weight * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+        acc = tl.dot(grad_scores.to(k.dtype), k, acc, input_precision=PRECISION)
     return acc
 
 
@@ -254,7 +260,7 @@ def _backward_queries(
     queries, kv, own_kv, own_index, first_of, place_of, out, grad_out, lse_of, delta_of, grad_queries, grad_own_kv,
     num_rows, num_own, scale, scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
@@ -304,11 +310,11 @@ def _backward_queries(
     shared = tl.where(tl.load(first_of + last_row) == begin, shared // BLOCK_N * BLOCK_N, 0)
     acc = _queries_keys(
         acc, q, grad, lse, delta, kv, first, place, head, begin, begin + shared, scale_log2,
-        KV_HEADS, HEAD_DIM, BLOCK_N, False,
+        KV_HEADS, HEAD_DIM, BLOCK_N, PRECISION, False,
     )  # fmt: skip
     acc = _queries_keys(
         acc, q, grad, lse, delta, kv, first, place, head, begin + shared, end, scale_log2,
-        KV_HEADS, HEAD_DIM, BLOCK_N, True,
+        KV_HEADS, HEAD_DIM, BLOCK_N, PRECISION, True,
     )  # fmt: skip
     tl.store(grad_queries + at, (acc * scale).to(grad_queries.dtype.element_ty), mask=live[:, None])
 
@@ -318,7 +324,7 @@ def _backward_keys(
     queries, kv, first_of, place_of, grad_out, lse_of, delta_of, grad_kv, row_begin, row_end,
     num_rows, num_keys, scale, scale_log2,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P2: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     key = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -344,12 +350,12 @@ def _backward_keys(
         delta = tl.load(delta_of + statistics, mask=live, other=0.0)
         first = tl.load(first_of + row, mask=live, other=0)
         place = tl.load(place_of + row, mask=live, other=-1)
-        weight = tl.exp2(tl.dot(k, tl.trans(q)) * scale_log2 - lse[None, :])  # (keys, rows)
+        weight = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2 - lse[None, :])  # (keys, rows)
         seen = (key[:, None] >= first[None, :]) & (key[:, None] <= place[None, :])
         weight = tl.where(seen, weight, 0.0)
-        grad_v = tl.dot(weight.to(grad.dtype), grad, grad_v)
-        grad_scores = weight * (tl.dot(v, tl.trans(grad)) - delta[None, :])
-        grad_k = tl.dot(grad_scores.to(q.dtype), q, grad_k)
+        grad_v = tl.dot(weight.to(grad.dtype), grad, grad_v, input_precision=PRECISION)
+        grad_scores = weight * (tl.dot(v, tl.trans(grad), input_precision=PRECISION) - delta[None, :])
+        grad_k = tl.dot(grad_scores.to(q.dtype), q, grad_k, input_precision=PRECISION)
     old = tl.load(grad_kv + at, mask=inside, other=0.0)
     tl.store(grad_kv + at, old + grad_k * scale, mask=inside)
     old = tl.load(grad_kv + at + KV_HEADS * HEAD_DIM, mask=inside, other=0.0)
