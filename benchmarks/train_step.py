@@ -223,7 +223,11 @@ def main() -> None:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 step(0)
                 torch.cuda.synchronize()
-            print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70))
+            print(
+                profile.key_averages().table(
+                    sort_by="cuda_time_total", row_limit=40, max_name_column_width=70
+                )
+            )
         del batches, step
         if is_cuda:
             torch.cuda.empty_cache()

@@ -42,12 +42,19 @@ def test_attention_and_its_gradients(heads: Heads, lengths: tuple[int, ...], num
     place = (torch.rand(num_keys) < 0.6).nonzero().flatten()
     num_rows = len(place)
     kv_width, width = 2 * heads.kv_heads * heads.head_dim, heads.kv_heads * heads.group * heads.head_dim
-    own_index = torch.stack([torch.randperm(num_rows) + j * num_rows for j in range(num_own)], 1) if num_own else (
-        torch.empty(num_rows, 0)
+    own_index = (
+        torch.stack([torch.randperm(num_rows) + j * num_rows for j in range(num_own)], 1)
+        if num_own
+        else (torch.empty(num_rows, 0))
     )
     queries, first_kv, own_kv, grad = (
         torch.randn(n, w, device=DEVICE)
-        for n, w in ((num_rows, width), (num_keys, kv_width), (num_rows * num_own, kv_width), (num_rows, width))
+        for n, w in (
+            (num_rows, width),
+            (num_keys, kv_width),
+            (num_rows * num_own, kv_width),
+            (num_rows, width),
+        )
     )
     where = (own_index.int().to(DEVICE), starts[place].int().to(DEVICE), place.int().to(DEVICE), heads)
 
@@ -104,3 +111,56 @@ def test_swiglu_backward() -> None:
     plain_ops.swiglu_backward_(grad, expected)
     gpu_ops.swiglu_backward_(grad, found)
     assert close(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("width", [96, 128])
+def test_norm_of_gathered_rows_and_its_backward(width: int) -> None:
+    from eyas.train.fused import gpu_ops
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(20, width, device=DEVICE), 1 + 0.2 * torch.randn(width, device=DEVICE)
+    index = torch.tensor([3, 3, 19, 0, 7], device=DEVICE)
+    residual, where = torch.randn(3, width, device=DEVICE), torch.tensor([2, -1, 0, 1, -1], device=DEVICE)
+    wide_grad = torch.randn(5, 2 * width, device=DEVICE)
+    results = []
+    for ops in (plain_ops, gpu_ops):
+        both, copy = torch.zeros(5, 2 * width, device=DEVICE), torch.zeros(5, width, device=DEVICE)
+        ops.rms(x, weight, 1e-5, both[:, width:], index=index, copy=copy)
+        out, all_rows = torch.zeros(5, width, device=DEVICE), torch.zeros_like(x)
+        of_weight = ops.rms_backward(
+            wide_grad[:, width:],
+            x,
+            weight,
+            1e-5,
+            index=index,
+            residual=residual,
+            residual_index=where,
+            out=out,
+        )
+        only_weight = ops.rms_backward(all_rows + 1, x, weight, 1e-5)
+        results.append((both, copy, out, of_weight, only_weight))
+    for expected, found in zip(*results, strict=True):
+        assert close(found, expected, 1e-5)
+
+
+def test_swiglu() -> None:
+    from eyas.train.fused import gpu_ops
+
+    gate_up = torch.randn(5, 3000, device=DEVICE)
+    expected, found = torch.zeros(5, 1500, device=DEVICE), torch.zeros(5, 1500, device=DEVICE)
+    plain_ops.swiglu(gate_up, expected)
+    gpu_ops.swiglu(gate_up, found)
+    assert close(found, expected, 1e-5)
+
+
+def test_teacher_rows() -> None:
+    from eyas.train.fused.teacher_kernel import restrict
+
+    torch.manual_seed(0)
+    logits = 4 * torch.randn(6, 5000, device=DEVICE)
+    ids = torch.randperm(5000, device=DEVICE)[:2300].sort().values
+    probabilities = torch.empty(6, 2300, device=DEVICE)
+    argmax = torch.empty(6, dtype=torch.long, device=DEVICE)
+    restrict(logits, ids, probabilities, argmax)
+    assert torch.equal(argmax, logits.argmax(-1))
+    assert close(probabilities, torch.softmax(logits[:, ids], -1), 1e-5)

@@ -35,7 +35,12 @@ def teacher_targets(
     for start in range(0, len(last), _CHUNK_ROWS):
         here = slice(start, start + _CHUNK_ROWS)
         logits = teacher.logits(last[here])  # (r, V)
-        torch.argmax(logits, -1, out=argmax[here])
+        if last.is_cuda:
+            from eyas.train.fused.teacher_kernel import restrict
+
+            restrict(logits, target_ids, probabilities[here], argmax[here])
+            continue
+        argmax[here] = logits.argmax(-1)
         kept = logits if is_full else logits[:, target_ids]
-        probabilities[here] = torch.softmax(kept, -1, dtype=torch.float32)
+        probabilities[here] = torch.softmax(kept, -1, dtype=torch.float32).to(last.dtype)
     return TeacherTargets(probabilities, argmax, in_draft_of[argmax])

@@ -1,7 +1,7 @@
 """Loss of draft logits against the teacher, and its gradient written over the logits, in one kernel.
 
-Per row: one pass for the log-sum-exp and the sums over the teacher, one more for the overlap where the
-loss needs it, one for the gradient. A row's logits are read again from cache, and never kept.
+Per row: one pass for the log-sum-exp, one for the sums against the teacher, one for the gradient. The
+second and third read from cache, and a row's logits are never kept.
 """
 
 import torch
@@ -42,8 +42,8 @@ def loss_and_gradient_(
         HYBRID_DECAY,
         KIND=_KINDS[kind],
         WITH_GRADIENT=with_gradient,
-        BLOCK=min(8192, triton.next_power_of_2(width)),
-        num_warps=16,
+        BLOCK=min(2048, triton.next_power_of_2(width)),
+        num_warps=8,
     )
     return value, best
 
@@ -66,34 +66,37 @@ def _loss(
                 tl.store(z_row + at, tl.zeros([BLOCK], logits.dtype.element_ty), mask=at < width)
         return
 
-    top, total = -float("inf"), 0.0
-    mass, cross, negative_entropy = 0.0, 0.0, 0.0
-    best = 0
+    # Each lane keeps its own running maximum and sum; they meet once, after the pass.
+    top = tl.full([BLOCK], -1.0e30, dtype=tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    best = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, width, BLOCK):
+        at = start + w
+        z = tl.load(z_row + at, mask=at < width, other=-float("inf")).to(tl.float32)
+        best = tl.where(z > top, at, best)
+        new_top = tl.maximum(top, z)
+        total = total * tl.exp(top - new_top) + tl.exp(z - new_top)
+        top = new_top
+    highest, lane = tl.max(top, 0, return_indices=True)
+    lse = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+    tl.store(best_of + row, tl.sum(tl.where(w == lane, best, 0), 0).to(tl.int64))
+
+    overlaps = tl.zeros([BLOCK], dtype=tl.float32)  # min(p, q)
+    belows = tl.zeros([BLOCK], dtype=tl.float32)  # q where it is the smaller one
+    divergence = tl.zeros([BLOCK], dtype=tl.float32)
+    masses = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
         at = start + w
         z = tl.load(z_row + at, mask=at < width, other=-float("inf")).to(tl.float32)
         p = tl.load(p_row + at, mask=at < width, other=0.0).to(tl.float32)
-        block_top, block_best = tl.max(z, 0, return_indices=True)
-        best = tl.where(block_top > top, start + block_best, best)
-        new_top = tl.maximum(top, block_top)
-        total = total * tl.exp(top - new_top) + tl.sum(tl.exp(z - new_top), 0)
-        top = new_top
-        mass += tl.sum(p, 0)
-        cross += tl.sum(tl.where(p > 0, p * z, 0.0), 0)
-        negative_entropy += tl.sum(tl.where(p > 0, p * tl.log(p), 0.0), 0)
-    lse = top + tl.log(total)
-    kl = negative_entropy - cross + mass * lse
-
-    overlap, below = 0.0, 0.0  # sum of min(p, q), and the part of it where q < p
-    if KIND != 0:
-        for start in range(0, width, BLOCK):
-            at = start + w
-            z = tl.load(z_row + at, mask=at < width, other=-float("inf")).to(tl.float32)
-            p = tl.load(p_row + at, mask=at < width, other=0.0).to(tl.float32)
+        masses += p
+        divergence += tl.where(p > 0, p * (tl.log(p) - z + lse), 0.0)
+        if KIND != 0:
             q = tl.exp(z - lse)
-            overlap += tl.sum(tl.minimum(p, q), 0)
-            below += tl.sum(tl.where(q < p, q, 0.0), 0)
-        overlap = tl.maximum(overlap, 1.0e-6)
+            overlaps += tl.minimum(p, q)
+            belows += tl.where(q < p, q, 0.0)
+    mass, kl = tl.sum(masses, 0), tl.sum(divergence, 0)
+    overlap, below = tl.maximum(tl.sum(overlaps, 0), 1.0e-6), tl.sum(belows, 0)
 
     of_kl, of_overlap = 1.0, 0.0  # loss = of_kl * KL - of_overlap * overlap, to first order
     if KIND == 0:
@@ -105,7 +108,6 @@ def _loss(
         of_kl = tl.exp(-hybrid_decay * overlap)
         of_overlap = 1.0 - of_kl
         tl.store(value + row, of_kl * kl + of_overlap * (1.0 - overlap))
-    tl.store(best_of + row, best)
 
     if WITH_GRADIENT:
         for start in range(0, width, BLOCK):

@@ -45,13 +45,62 @@ def attend_backward(
     return grads[0]
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_rotated: int, out: torch.Tensor) -> None:
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_rotated: int, out: torch.Tensor
+) -> None:
     """See ``pointwise_kernel.rotate``."""
     per_head = x.unflatten(1, (-1, cos.shape[1]))
     turned, rest = per_head[:, :num_rotated].to(cos.dtype), per_head[:, num_rotated:]
     a, b = turned.chunk(2, dim=-1)
     turned = turned * cos[:, None] + torch.cat([-b, a], dim=-1) * sin[:, None]
     out.copy_(torch.cat([turned.to(out.dtype), rest.to(out.dtype)], dim=1).flatten(1))
+
+
+def rms(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    index: torch.Tensor | None = None,
+    copy: torch.Tensor | None = None,
+) -> None:
+    """See ``norm_kernel.rms``."""
+    rows = x if index is None else x[index]
+    wide = rows.float()
+    out.copy_(wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight)
+    if copy is not None:
+        copy.copy_(rows)
+
+
+def rms_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    index: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    residual_index: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See ``norm_kernel.rms_backward``."""
+    wide, grad = (x if index is None else x[index]).float(), grad.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    normed, inner = wide * scale, grad * weight
+    of_weight = (grad * normed).sum(0)
+    if out is not None:
+        result = scale * (inner - normed * (inner * normed).mean(-1, keepdim=True))
+        if residual is not None and residual_index is not None:
+            result += residual[residual_index].masked_fill(residual_index[:, None] < 0, 0)
+        elif residual is not None:
+            result += residual
+        out.copy_(result)
+    return of_weight
+
+
+def swiglu(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """See ``pointwise_kernel.swiglu``."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    out.copy_(gate * torch.sigmoid(gate) * up)
 
 
 def swiglu_backward_(grad: torch.Tensor, gate_up: torch.Tensor) -> None:

@@ -1,11 +1,13 @@
-"""Rotary positions and the backward of SwiGLU, in place on a GPU."""
+"""Rotary positions, SwiGLU and its backward, over or into memory that is already there."""
 
 import torch
 import triton
 import triton.language as tl
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_rotated: int, out: torch.Tensor) -> None:
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_rotated: int, out: torch.Tensor
+) -> None:
     """Write x [R, heads * head_dim] with its first ``num_rotated`` heads turned to ``out``, which may be x.
 
     Shapes: cos, sin [R, head_dim] fp32.
@@ -15,6 +17,13 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_rotated: i
     _rotate[(num_rows,)](
         x, out, cos, sin, num_rotated, heads, HALF=head_dim // 2, HEADS_P2=triton.next_power_of_2(heads)
     )
+
+
+def swiglu(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """Write silu(gate) * up to ``out`` [R, I]; gate_up [R, 2 I]."""
+    num_rows, width = out.shape
+    block = 1024
+    _swiglu[(num_rows, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block)
 
 
 def swiglu_backward_(grad: torch.Tensor, gate_up: torch.Tensor) -> None:
@@ -39,6 +48,17 @@ def _rotate(x, out, cos_of, sin_of, num_rotated, heads, HALF: tl.constexpr, HEAD
     kind = out.dtype.element_ty
     tl.store(out + at, tl.where(turned, a * cos - b * sin, a).to(kind), mask=live)
     tl.store(out + at + HALF, tl.where(turned, b * cos + a * sin, b).to(kind), mask=live)
+
+
+@triton.jit
+def _swiglu(gate_up, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = i < width
+    at = gate_up + row * 2 * width + i
+    gate = tl.load(at, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(at + width, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + row * width + i, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit

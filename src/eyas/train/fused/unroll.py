@@ -5,7 +5,6 @@ matrix product over all steps; gradients overwrite the activations they no longe
 turn into their own gradient in the forward pass and are gone; weights are cast once a step.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.train.batch import PackedBatch
-from eyas.train.fused import plain_ops, pointwise
+from eyas.train.fused import plain_ops
 from eyas.train.fused.heads import Heads
 from eyas.train.fused.weights import Weights
 from eyas.train.loss import LossKind
@@ -112,17 +111,11 @@ class FusedUnroll:
         )
         self.weights = Weights(draft, dtype)
         self.weights.refresh()
-        on_gpu = draft.fc.weight.is_cuda
         self.ops: Any = plain_ops
-        if on_gpu:
+        if draft.fc.weight.is_cuda:
             from eyas.train.fused import gpu_ops
 
             self.ops = gpu_ops
-        self.rms = _compiled(pointwise.rms, on_gpu)
-        self.rms_backward = _compiled(pointwise.rms_backward, on_gpu)
-        self.mix = _compiled(pointwise.mix, on_gpu)
-        self.mix_backward = _compiled(pointwise.mix_backward, on_gpu)
-        self.swiglu = _compiled(pointwise.swiglu, on_gpu)
 
     @torch.no_grad()
     def run(
@@ -164,12 +157,13 @@ class FusedUnroll:
             return torch.empty(rows, width, dtype=dtype, device=device)
 
         # The last token of each document is fused for nothing: cheaper than gathering the others.
-        first_hidden = (batch.aux.flatten(1) @ matrix["fc"].T)[keys]
-        first_mixed = self._mix(batch.tokens[keys + 1], first_hidden)
+        fused = batch.aux.flatten(1) @ matrix["fc"].T
+        width, rows = config.hidden_size, steps.num_rows
+        first_hidden, first_mixed = room(len(keys), width), room(len(keys), 2 * width)
+        self._mix(batch.tokens[keys + 1], fused, keys, first_mixed, first_hidden)
         first_kv = first_mixed @ matrix["kv"].T
         cos, sin = self._turns(batch.positions[keys])
         self.ops.rotate(first_kv, cos, sin, self.heads.kv_heads, first_kv)
-        width, rows = config.hidden_size, steps.num_rows
         query_width = config.num_attention_heads * config.head_dim
         return _Saved(
             first_hidden,
@@ -189,14 +183,14 @@ class FusedUnroll:
 
     def _forward_step(self, batch: PackedBatch, steps: _Steps, saved: _Saved, k: int) -> None:
         matrix, vector, here, plan = self.weights.matrix, self.weights.vector, steps.rows[k], batch.plan
-        hidden = self._entering(plan, steps, saved, k)
         cos, sin = self._turns(batch.positions[plan.rows[k]] + k)
         saved.turns.append((cos, sin))
-        mixed = saved.mixed[here]
+        mixed, middle = saved.mixed[here], saved.middle[here]
         if k == 0:
             torch.index_select(saved.first_mixed, 0, plan.key_places[0], out=mixed)
+            torch.index_select(saved.first_hidden, 0, plan.key_places[0], out=middle)
         else:
-            mixed.copy_(self._mix(steps.read[k], hidden))
+            self._mix(steps.read[k], saved.hidden[steps.rows[k - 1]], plan.keep[k], mixed, middle)
             own_kv = torch.mm(mixed, matrix["kv"].T, out=saved.own_kv[steps.own[k]])
             self.ops.rotate(own_kv, cos, sin, self.heads.kv_heads, own_kv)
         queries = torch.mm(mixed, matrix["q"].T, out=saved.queries[here])
@@ -214,12 +208,12 @@ class FusedUnroll:
                 attended,
             )
         )
-        middle = torch.addmm(hidden, attended, matrix["o"].T, out=saved.middle[here])
+        middle.addmm_(attended, matrix["o"].T)
         normed = saved.normed_middle[here]
-        normed.copy_(self.rms(middle, vector[_POST], self.eps))
+        self.ops.rms(middle, vector[_POST], self.eps, normed)
         gate_up = torch.mm(normed, matrix["gate_up"].T, out=saved.gate_up[here])
         activated = saved.activated[here]
-        activated.copy_(self.swiglu(gate_up))
+        self.ops.swiglu(gate_up, activated)
         torch.addmm(middle, activated, matrix["down"].T, out=saved.hidden[here])
 
     def _hold_to_teacher(
@@ -235,7 +229,9 @@ class FusedUnroll:
     ) -> torch.Tensor:
         """Write the rows' losses and the gradient of the normed state; return the argmax of each row."""
         head = self.weights.matrix["head"]
-        normed = self.rms(saved.hidden[here], self.weights.vector[_FINAL], self.eps)
+        hidden = saved.hidden[here]
+        normed = torch.empty_like(hidden)
+        self.ops.rms(hidden, self.weights.vector[_FINAL], self.eps, normed)
         num_chunks = -(-len(normed) // _HEAD_ROWS)
         best = []
         done = 0
@@ -264,21 +260,35 @@ class FusedUnroll:
             here = steps.rows[k]
             # grad_normed becomes the gradient of the state that leaves the step.
             leaving = saved.grad_normed[here]
-            grad, of_weight = self.rms_backward(leaving, saved.hidden[here], vector[_FINAL], self.eps)
-            weights.add_vector(_FINAL, of_weight)
+            went_on = None  # each row's place among the rows of the next step
             if grad_entering is not None:
-                grad[plan.keep[k + 1]] += grad_entering
-            leaving.copy_(grad)
+                went_on = torch.full_like(plan.rows[k], -1)
+                went_on[plan.keep[k + 1]] = torch.arange(len(grad_entering), device=went_on.device)
+            of_weight = self.ops.rms_backward(
+                leaving,
+                saved.hidden[here],
+                vector[_FINAL],
+                self.eps,
+                residual=grad_entering,
+                residual_index=went_on,
+                out=leaving,
+            )
+            weights.add_vector(_FINAL, of_weight)
 
             grad_activated = leaving @ matrix["down"]
             gate_up = saved.gate_up[here]
             self.ops.swiglu_backward_(grad_activated, gate_up)
             del grad_activated
-            grad, of_weight = self.rms_backward(
-                gate_up @ matrix["gate_up"], saved.middle[here], vector[_POST], self.eps
+            grad_middle = saved.middle[here]
+            of_weight = self.ops.rms_backward(
+                gate_up @ matrix["gate_up"],
+                grad_middle,
+                vector[_POST],
+                self.eps,
+                residual=leaving,
+                out=grad_middle,
             )
             weights.add_vector(_POST, of_weight)
-            grad_middle = torch.add(leaving, grad, out=saved.middle[here])
 
             cos, sin = saved.turns[k]
             queries = saved.queries[here]
@@ -305,8 +315,14 @@ class FusedUnroll:
             own_kv = saved.own_kv[own]
             self.ops.rotate(grad_own_kv[own], cos, -sin, self.heads.kv_heads, own_kv)
             grad_mixed.addmm_(own_kv, matrix["kv"])
-            grad_entering = self._mix_backward(
-                grad_mixed, grad_middle, steps.read[k], self._entering(plan, steps, saved, k)
+            grad_entering = torch.empty_like(grad_middle)
+            self._mix_backward(
+                grad_mixed,
+                steps.read[k],
+                saved.hidden[steps.rows[k - 1]],
+                plan.keep[k],
+                grad_middle,
+                grad_entering,
             )
         if not steps.rows:
             return
@@ -318,8 +334,8 @@ class FusedUnroll:
         grad_first_mixed[plan.key_places[0]] += grad_mixed
         grad_hidden = torch.zeros_like(saved.first_hidden)
         grad_hidden[plan.key_places[0]] = grad_first
-        grad_hidden = self._mix_backward(
-            grad_first_mixed, grad_hidden, batch.tokens[plan.keys + 1], saved.first_hidden
+        self._mix_backward(
+            grad_first_mixed, batch.tokens[plan.keys + 1], saved.first_hidden, None, grad_hidden, grad_hidden
         )
         grad_fused = grad_hidden.new_zeros(len(batch.tokens), grad_hidden.shape[1])
         grad_fused[plan.keys] = grad_hidden
@@ -333,35 +349,49 @@ class FusedUnroll:
         weights.add("gate_up", saved.gate_up, saved.normed_middle)
         weights.add("down", saved.grad_normed, saved.activated)
 
-    def _entering(self, plan: RowPlan, steps: _Steps, saved: _Saved, k: int) -> torch.Tensor:
-        """Return the states that step k starts from [R_k, D]."""
-        if k == 0:
-            return saved.first_hidden[plan.key_places[0]]
-        return saved.hidden[steps.rows[k - 1]][plan.keep[k]]
-
-    def _mix(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        vector, embedding = self.weights.vector, self.draft.embed_tokens.weight
-        mixed: torch.Tensor = self.mix(embedding, tokens, hidden, vector[_EMBED], vector[_HIDDEN], self.eps)
-        return mixed
+    def _mix(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        index: torch.Tensor,
+        mixed: torch.Tensor,
+        entering: torch.Tensor,
+    ) -> None:
+        """Write the layer's input for rows ``index`` of ``hidden`` to ``mixed`` [R, 2D], and the rows themselves."""
+        vector, width = self.weights.vector, entering.shape[1]
+        embedding = self.draft.embed_tokens.weight
+        self.ops.rms(embedding, vector[_EMBED], self.eps, mixed[:, :width], index=tokens)
+        self.ops.rms(hidden, vector[_HIDDEN], self.eps, mixed[:, width:], index=index, copy=entering)
 
     def _mix_backward(
-        self, grad: torch.Tensor, residual: torch.Tensor, tokens: torch.Tensor, hidden: torch.Tensor
-    ) -> torch.Tensor:
-        vector, embedding = self.weights.vector, self.draft.embed_tokens.weight
-        grad_hidden, of_token, of_hidden = self.mix_backward(
-            grad, residual, embedding, tokens, hidden, vector[_EMBED], vector[_HIDDEN], self.eps
+        self,
+        grad: torch.Tensor,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        index: torch.Tensor | None,
+        residual: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Write the gradient of the rows that ``_mix`` read, plus ``residual``, to ``out``."""
+        weights, width = self.weights, out.shape[1]
+        embedding = self.draft.embed_tokens.weight
+        of_token = self.ops.rms_backward(
+            grad[:, :width], embedding, weights.vector[_EMBED], self.eps, index=tokens
         )
-        self.weights.add_vector(_EMBED, of_token)
-        self.weights.add_vector(_HIDDEN, of_hidden)
-        out: torch.Tensor = grad_hidden
-        return out
+        of_hidden = self.ops.rms_backward(
+            grad[:, width:],
+            hidden,
+            weights.vector[_HIDDEN],
+            self.eps,
+            index=index,
+            residual=residual,
+            out=out,
+        )
+        weights.add_vector(_EMBED, of_token)
+        weights.add_vector(_HIDDEN, of_hidden)
 
     def _turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [R, head_dim] in fp32."""
         like = torch.empty(0, dtype=torch.float32, device=positions.device)
         cos, sin = self.draft.rotary.embedding(like, positions[None])
         return cos[0], sin[0]
-
-
-def _compiled(function: Callable[..., Any], on_gpu: bool) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True) if on_gpu else function
