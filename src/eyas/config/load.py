@@ -46,7 +46,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Return the leaves of nested settings as (dotted key, value)."""
     leaves: list[tuple[str, Any]] = []
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             leaves += flatten(value, f"{prefix}{key}.")
         else:
             leaves.append((prefix + key, value))

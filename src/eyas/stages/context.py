@@ -138,10 +138,11 @@ def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
 
 def next_command(context: RunContext, stage: str) -> None:
     """Say what was written and what comes next."""
-    at = STAGES.index(stage)
+    todo = [s for s in STAGES if s != "regenerate" or context.config.regenerate.enabled]
+    at = todo.index(stage)
     say(f"{stage}: wrote {context.folder(stage)}")
-    if at + 1 < len(STAGES):
-        say(f"next: eyas {STAGES[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
+    if at + 1 < len(todo):
+        say(f"next: eyas {todo[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
