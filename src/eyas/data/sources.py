@@ -2,6 +2,7 @@
 
 import atexit
 import bz2
+import codecs
 import glob
 import gzip
 import hashlib
@@ -133,15 +134,15 @@ def _read_file(path: Path, name: str) -> Iterator[Row | Drop]:
 def _decompressed(path: Path, magic: bytes) -> BinaryIO:
     """Open a file by what its first bytes say, whatever its name is."""
     if magic.startswith(b"\x1f\x8b"):
-        return io.BufferedReader(gzip.open(path, "rb"), _CHUNK)  # type: ignore[arg-type, return-value]
+        return io.BufferedReader(gzip.open(path, "rb"), _CHUNK)
     if magic.startswith(b"BZh"):
-        return io.BufferedReader(bz2.open(path, "rb"), _CHUNK)  # type: ignore[arg-type, return-value]
+        return io.BufferedReader(bz2.open(path, "rb"), _CHUNK)
     if magic.startswith(b"\xfd7zXZ"):
-        return io.BufferedReader(lzma.open(path, "rb"), _CHUNK)  # type: ignore[arg-type, return-value]
+        return io.BufferedReader(lzma.open(path, "rb"), _CHUNK)
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
         import pyarrow as pa
 
-        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), _CHUNK)  # type: ignore[return-value]
+        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), _CHUNK)
     return path.open("rb", buffering=_CHUNK)
 
 
@@ -177,8 +178,8 @@ def _read_lines(stream: Iterable[bytes], name: str) -> Iterator[Row | Drop]:
 
 def _read_values(stream: BinaryIO, name: str) -> Iterator[Row | Drop]:
     """Read values one after the other, or the elements of an array, without loading the whole file."""
-    decoder = json.JSONDecoder()
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="strict")
+    values = json.JSONDecoder()
+    text = codecs.getincrementaldecoder("utf-8-sig")()
     buffer, number, in_array = "", 0, None
     at_end = False
     while True:
@@ -192,7 +193,7 @@ def _read_values(stream: BinaryIO, name: str) -> Iterator[Row | Drop]:
             return
         place = f"{name}:{number + 1}"
         try:
-            value, end = decoder.raw_decode(buffer)
+            value, end = values.raw_decode(buffer)
             # A number or a word could go on in the next chunk; rows are objects, which close themselves.
             buffer, number = buffer[end:], number + 1
             yield Row(place, value)
@@ -203,13 +204,13 @@ def _read_values(stream: BinaryIO, name: str) -> Iterator[Row | Drop]:
             if buffer or in_array:
                 yield Drop(place, place, BROKEN)
             return
+        chunk = stream.read(max(_CHUNK, len(buffer)))  # doubling keeps a huge value linear to read
+        at_end = not chunk
         try:
-            chunk = text.read(max(_CHUNK, len(buffer)))  # doubling keeps a huge value linear to read
+            buffer += text.decode(chunk, final=at_end)
         except UnicodeDecodeError:
             yield Drop(place, place, BROKEN)
             return
-        at_end = not chunk
-        buffer += chunk
 
 
 def _read_parquet(path: Path, name: str) -> Iterator[Row]:
