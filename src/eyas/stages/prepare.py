@@ -22,6 +22,7 @@ from eyas.types import Conversation, TokenizedSample
 _BLOCK_ROWS = 512
 _BLOCK_CHARACTERS = 2_000_000
 _PLACES_NAMED = 5
+_FIRST_RECORDS = 256
 
 
 def prepare(context: RunContext) -> None:
@@ -193,39 +194,40 @@ def _warnings(record: Record, samples: list[TokenizedSample], renderer: ChatRend
 
 
 class _Sides:
-    """Puts records on their side of the split; by hash alone, but a small data set has one held out too.
+    """Puts records on their side of the split by the hash of what they ask.
 
-    Until the first record is held out by its hash, those with the lowest hash wait.
+    So that a small data set has both sides, the first records wait for each other: where all of them
+    would go to one side, the one with the most extreme hash goes to the other.
     """
 
     def __init__(self, writer: PreparedWriter, share: float, salt: str) -> None:
         self.writer, self.share, self.salt = writer, share, salt
-        self._lowest: int | None = None
-        self._waiting: list[tuple[Record, list[TokenizedSample]]] = []
+        self._first: list[tuple[int, Record, list[TokenizedSample]]] | None = []
+        self._forced: dict[int, Split] = {}
 
     def add(self, record: Record, samples: list[TokenizedSample]) -> None:
         number = hash_of(split_key(record), self.salt)
-        if number < self.share * 2**64:
-            self._release("train")
-            self._write("held_out", record, samples)
-        elif not self.share or self.writer.counts["held_out_conversations"]:
-            self._write("train", record, samples)
-        elif self._lowest is None or number <= self._lowest:
-            if number != self._lowest:
-                self._release("train")
-            self._lowest = number
-            self._waiting.append((record, samples))
-        else:
-            self._write("train", record, samples)
+        if self._first is None:
+            self._write(self._side(number), record, samples)
+            return
+        self._first.append((number, record, samples))
+        if len(self._first) >= _FIRST_RECORDS:
+            self.settle()
 
     def settle(self) -> None:
-        """Write what waits: held out, unless there would be nothing left to train on."""
-        self._release("held_out" if self.writer.counts["train_conversations"] else "train")
+        """Write what waits."""
+        first, self._first = self._first or [], None
+        numbers = {number for number, _, _ in first}
+        sides = {self._side(number) for number in numbers}
+        if sides == {"held_out"}:
+            self._forced = {max(numbers): "train"}
+        elif self.share and len(numbers) > 1 and sides == {"train"}:
+            self._forced = {min(numbers): "held_out"}
+        for number, record, samples in first:
+            self._write(self._side(number), record, samples)
 
-    def _release(self, split: Split) -> None:
-        for record, samples in self._waiting:
-            self._write(split, record, samples)
-        self._waiting = []
+    def _side(self, number: int) -> Split:
+        return self._forced.get(number) or ("held_out" if number < self.share * 2**64 else "train")
 
     def _write(self, split: Split, record: Record, samples: list[TokenizedSample]) -> None:
         self.writer.counts[f"{split}_conversations"] += 1

@@ -84,6 +84,8 @@ class Spec:
     eos_token_ids: tuple[int, ...]
     tokenizer_fingerprint: str = "tokenizer"
     template_fingerprint: str = "template"
+    fingerprint: str = "target"
+    max_position_embeddings: int = 8192
 
 
 class FakeContext(RunContext):
