@@ -3,9 +3,8 @@
 import hashlib
 import json
 import sqlite3
-from typing import Any
 
-from eyas.data.shapes import Record, RenderedText, TokenRow
+from eyas.data.shapes import Record, RenderedText
 from eyas.errors import UserError
 from eyas.types import Conversation
 
@@ -16,15 +15,14 @@ class SeenRows:
     def __init__(self) -> None:
         # An empty name is a temporary database: sqlite keeps it in its cache, then in a file it removes.
         self._db = sqlite3.connect("", isolation_level=None)
-        self._db.execute("CREATE TABLE seen (id TEXT PRIMARY KEY, said BLOB, place TEXT) WITHOUT ROWID")
+        self._db.execute("CREATE TABLE seen (id TEXT PRIMARY KEY, said TEXT, place TEXT) WITHOUT ROWID")
         self._db.execute("BEGIN")
 
-    def is_repeat(self, record: Record) -> bool:
-        """Return whether a row with this id and text was seen before; remember it if not.
+    def is_repeat(self, record: Record, said: str) -> bool:
+        """Return whether a row of this id said the same before; remember it if not.
 
         Raises: UserError when the id was seen with another text, naming both places.
         """
-        said = _said(record)
         found = self._db.execute(
             "SELECT said, place FROM seen WHERE id = ?", (record.conversation_id,)
         ).fetchone()
@@ -68,16 +66,5 @@ def below_share(key: str, share: float, salt: str) -> bool:
 
 def hash_of(key: str, salt: str) -> int:
     """Return a number below 2**64 that depends on ``key`` and ``salt`` alone."""
-    digest = hashlib.sha256(f"{salt}:{key}".encode(errors="surrogatepass")).digest()
+    digest = hashlib.sha256(f"{salt}:{key}".encode()).digest()
     return int.from_bytes(digest[:8])
-
-
-def _said(record: Record) -> bytes:
-    if isinstance(record, Conversation):
-        said: Any = [[vars(m) for m in record.messages], list(record.tools)]
-    elif isinstance(record, TokenRow):
-        said = [record.input_ids.tolist(), record.loss_mask.tolist()]
-    else:
-        said = record.text
-    text = json.dumps(said, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:16]

@@ -56,7 +56,7 @@ class PreparedWriter:
         self._vocab_counts = np.zeros(self.vocab_size, dtype=np.int64)
 
     def add_sample(self, split: Split, sample: TokenizedSample) -> None:
-        self._digest.update(f"{sample.sample_id}\0{split}\0{sample.cut}\0".encode(errors="surrogatepass"))
+        self._digest.update(f"{sample.sample_id}\0{split}\0{sample.cut}\0".encode())
         self._digest.update(sample.input_ids.tobytes() + sample.loss_mask.tobytes())
         self.counts[f"{split}_samples"] += 1
         self.counts[f"{split}_tokens"] += len(sample)
@@ -70,11 +70,8 @@ class PreparedWriter:
             "source": conversation.source,
             "tools": list(conversation.tools),
         }
-        # ASCII, because text from the web can hold half a surrogate pair, which no file takes.
-        text = json.dumps(row)
-        self._digest.update(
-            f"{conversation.conversation_id}\0{split}\0{text}\0".encode(errors="surrogatepass")
-        )
+        text = json.dumps(row, ensure_ascii=False)
+        self._digest.update(f"{conversation.conversation_id}\0{split}\0{text}\0".encode())
         self._conversation_rows.append(
             {"conversation_id": conversation.conversation_id, "split": split, "row": text}
         )

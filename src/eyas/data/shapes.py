@@ -1,6 +1,7 @@
 """The shapes that conversations are published in, each made into one record or dropped with a reason."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from eyas.data.sources import Drop, Row
-from eyas.files import fingerprint
 from eyas.types import ROLES, Conversation, Message
 
 # Spellings of ShareGPT and its descendants. ``function_call`` is an assistant turn that holds only a call.
@@ -55,10 +55,11 @@ Record = Conversation | RenderedText | TokenRow
 
 @dataclass(frozen=True)
 class Parsed:
-    """A record or a drop, and the shape that was recognised."""
+    """A record or a drop, the shape that was recognised, and a hash of what the record says."""
 
     record: Record | Drop
     shape: str
+    said: str = ""
 
 
 class _BadRow(ValueError):
@@ -74,14 +75,27 @@ def parse_row(row: Row, role_map: Mapping[str, str]) -> Parsed:
     row_id = "" if given is None else str(given)
     shape = _shape_of(value)
     try:
-        return Parsed(_READERS[shape](value, row_id, row.place, role_map), shape)
+        record = _READERS[shape](value, row_id, row.place, role_map)
+        said = _said(record)
+        row_id.encode()
     except _BadRow as error:
         return Parsed(Drop(row_id or row.place, row.place, str(error)), shape)
+    except UnicodeEncodeError:  # half a surrogate pair, which no server's JSON could carry
+        return Parsed(Drop(row.place, row.place, "invalid_unicode"), shape)
+    # A row without an id is known by what it says, so that its id survives re-ordering of the source.
+    named = record if row_id else dataclasses.replace(record, conversation_id=said[:16])
+    return Parsed(named, shape, said)
 
 
-def content_id(*parts: Any) -> str:
-    """Identify a record by what it says, so that its id survives re-ordering of the source."""
-    return fingerprint(parts)
+def _said(record: Record) -> str:
+    if isinstance(record, Conversation):
+        said: Any = [[vars(m) for m in record.messages], list(record.tools)]
+    elif isinstance(record, TokenRow):
+        said = [record.input_ids.tolist(), record.loss_mask.tolist()]
+    else:
+        said = record.text
+    text = json.dumps(said, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _shape_of(row: Mapping[str, Any]) -> str:
@@ -117,12 +131,7 @@ def _read_tokens(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapp
         raise _BadRow("mask_length_mismatch")
     if any(not 0 <= i < 2**31 for i in ids):
         raise _BadRow("token_id_out_of_range")
-    return TokenRow(
-        row_id or content_id(ids, [int(m) for m in mask]),
-        np.asarray(ids, dtype=np.int32),
-        np.asarray(mask, dtype=bool),
-        place,
-    )
+    return TokenRow(row_id, np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=bool), place)
 
 
 def _read_text(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
@@ -131,7 +140,7 @@ def _read_text(row: Mapping[str, Any], row_id: str, place: str, role_map: Mappin
         raise _BadRow("bad_shape")
     if not text.strip():
         raise _BadRow("empty_conversation")
-    return RenderedText(row_id or content_id(text), text, place)
+    return RenderedText(row_id, text, place)
 
 
 def _read_messages(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
@@ -200,9 +209,7 @@ def _conversation(
         parsed.insert(0, Message("system", _text(row["system"])))
     if row.get("finish_reason") == "length" and parsed[-1].role == "assistant":
         parsed[-1] = dataclasses.replace(parsed[-1], cut=True)
-    tools = _objects(row.get("tools"))
-    known = row_id or content_id([vars(m) for m in parsed], list(tools))
-    return Conversation(known, tuple(parsed), place, tools)
+    return Conversation(row_id, tuple(parsed), place, _objects(row.get("tools")))
 
 
 def _message(value: Any, role_map: Mapping[str, str]) -> Message:

@@ -135,7 +135,7 @@ class EndpointEngine:
             "max_tokens": min(sampling.max_new_tokens, room),
             "temperature": sampling.temperature,
             # One seed a prompt, so that like prompts do not get like noise.
-            "seed": zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode(errors="surrogatepass")),
+            "seed": zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode()),
             **self.extra_body,
         }
         trouble = "no answer"

@@ -13,7 +13,7 @@ from eyas.data.chat import ChatRenderer, RenderError
 from eyas.data.identity import SeenRows, below_share, hash_of, split_key
 from eyas.data.prepared import PreparedWriter, Split
 from eyas.data.shapes import Record, RenderedText, parse_row
-from eyas.data.sources import BROKEN, Drop, Row, read_source, source_fingerprint
+from eyas.data.sources import BROKEN, Drop, read_source, source_fingerprint
 from eyas.errors import EyasError, UserError
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish, next_command
@@ -110,14 +110,18 @@ def _records(data: DataSettings, seed: int, writer: PreparedWriter, tally: _Tall
     with SeenRows() as seen:
         for path, weight in data.weighted_sources:
             for row in read_source(path):
-                record = row if isinstance(row, Drop) else _parsed(row, data, tally)
-                if isinstance(row, Drop) and len(tally.broken_places) < _PLACES_NAMED:
-                    tally.broken_places.append(row.source)
-                if not isinstance(record, Drop):
-                    if not below_share(record.conversation_id, weight, f"{seed}:{path}"):
+                if isinstance(row, Drop):
+                    record: Record | Drop = row
+                    if len(tally.broken_places) < _PLACES_NAMED:
+                        tally.broken_places.append(row.source)
+                else:
+                    parsed = parse_row(row, data.role_map)
+                    record = parsed.record
+                    tally.shapes[parsed.shape] += 1
+                    if not below_share(_id_of(record), weight, f"{seed}:{path}"):
                         tally.num_left_out += 1
                         continue
-                    if seen.is_repeat(record):
+                    if not isinstance(record, Drop) and seen.is_repeat(record, parsed.said):
                         record = Drop(record.conversation_id, record.source, "duplicate")
                 tally.num_read += 1
                 if isinstance(record, Drop):
@@ -126,10 +130,8 @@ def _records(data: DataSettings, seed: int, writer: PreparedWriter, tally: _Tall
                     yield record
 
 
-def _parsed(row: Row, data: DataSettings, tally: _Tally) -> Record | Drop:
-    parsed = parse_row(row, data.role_map)
-    tally.shapes[parsed.shape] += 1
-    return parsed.record
+def _id_of(record: Record | Drop) -> str:
+    return record.row_id if isinstance(record, Drop) else record.conversation_id
 
 
 def _blocks(records: Iterator[Record]) -> Iterator[list[Record]]:

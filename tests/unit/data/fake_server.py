@@ -80,7 +80,8 @@ class FakeServer:
                 data = json.dumps(reply).encode()
                 writer.write(
                     f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n"
-                    f"Content-Length: {len(data)}\r\n\r\n".encode() + data
+                    f"Content-Length: {len(data)}\r\n\r\n".encode()
+                    + data
                 )
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -116,7 +117,10 @@ class FakeServer:
             return 400, {"error": "this prompt is not liked"}
         self.answers[prompt] += 1
         ids = self.answer_ids(prompt)
-        choice: dict[str, Any] = {"finish_reason": self.finish_reason, "text": self.tokenizer.decode(ids[:-1])}
+        choice: dict[str, Any] = {
+            "finish_reason": self.finish_reason,
+            "text": self.tokenizer.decode(ids[:-1]),
+        }
         if self.finish_reason == "length":
             ids = ids[:-1]
         if self.returns_ids:

@@ -24,8 +24,9 @@ TEMPLATES = {
     "extra end after the last": CHATML + "{% if not add_generation_prompt %}<|pad|>{% endif %}",
     # No special token between the roles, so that words grow together over the border.
     "plain words": (
-        "{% for m in messages %}{{ m.role + ': ' + m.content + ('<|im_end|>' if m.role == 'assistant' else '\n') }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+        "{% for m in messages %}{{ m.role + ': ' + m.content }}"
+        "{{ '<|im_end|>' if m.role == 'assistant' else '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     ),
     "forgets reasoning": (
         "{% for m in messages %}" + _BODY + "{% if m.role == 'assistant' and loop.last %}"
@@ -38,12 +39,18 @@ TEMPLATES = {
 TEXT = st.text(alphabet=st.sampled_from("ab \n\té中🦅.:<>|"), min_size=1, max_size=12).filter(
     lambda text: text.strip()
 )
-PIECES = st.lists(
-    st.sampled_from(["The answer", " is", "\n", "\n\n", "assistant", "<|im_start|>", " no", "user: ", "</think>"])
-    | TEXT,
-    min_size=1,
-    max_size=4,
-).map("".join).filter(str.strip)
+PIECES = (
+    st.lists(
+        st.sampled_from(
+            ["The answer", " is", "\n", "\n\n", "assistant", "<|im_start|>", " no", "user: ", "</think>"]
+        )
+        | TEXT,
+        min_size=1,
+        max_size=4,
+    )
+    .map("".join)
+    .filter(str.strip)
+)
 
 
 @st.composite
@@ -124,7 +131,9 @@ def test_a_batch_gives_what_each_conversation_gives_alone(batch: list[Conversati
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(conversations().map(_without_reasoning), st.integers(1, 80))
-def test_cutting_loses_exactly_the_supervised_tokens_it_counts(conversation: Conversation, length: int) -> None:
+def test_cutting_loses_exactly_the_supervised_tokens_it_counts(
+    conversation: Conversation, length: int
+) -> None:
     renderer = RENDERERS["chatml"]
     whole = sum(int(s.loss_mask.sum()) for s in renderer.samples(conversation, 100_000))
     result = renderer.prepare([conversation], length)[0]
@@ -155,7 +164,11 @@ OPENS_THINKING = (
 
 @pytest.mark.parametrize(
     "last",
-    [("4", {"reasoning": "two and two"}), ("<think>\ntwo and two\n</think>\n\n4", {}), ("two and two</think>4", {})],
+    [
+        ("4", {"reasoning": "two and two"}),
+        ("<think>\ntwo and two\n</think>\n\n4", {}),
+        ("two and two</think>4", {}),
+    ],
 )
 def test_where_the_prompt_opens_the_reasoning_the_answer_starts_inside_of_it(last: tuple[str, Any]) -> None:
     assert _trained(OPENS_THINKING, _talk("2+2?", last[0], **last[1])) == [
@@ -176,8 +189,10 @@ def test_reasoning_that_the_template_would_lose_is_refused() -> None:
 SWITCH = (
     "{% for m in messages %}" + _BODY + "{% if m.role == 'assistant' and loop.last %}"
     "{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}"
-    "{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+    "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{% endif %}"
 )
 
 

@@ -58,7 +58,9 @@ def run(tmp_path: Path, server: FakeServer) -> Regenerate:
     return regenerated
 
 
-def test_every_prompt_is_answered_once_with_the_servers_own_tokens(run: Regenerate, server: FakeServer) -> None:
+def test_every_prompt_is_answered_once_with_the_servers_own_tokens(
+    run: Regenerate, server: FakeServer
+) -> None:
     out = run(ROWS)
     assert len(out.samples) == len(server.answers) == len(ROWS)
     assert set(server.answers.values()) == {1}
@@ -137,7 +139,9 @@ def test_a_failure_stops_the_stage_and_the_next_run_asks_only_for_what_is_missin
     assert sum(server.answers.values()) <= len(ROWS) + 1
 
 
-def test_failures_within_the_limit_are_listed_and_the_rest_goes_on(run: Regenerate, server: FakeServer) -> None:
+def test_failures_within_the_limit_are_listed_and_the_rest_goes_on(
+    run: Regenerate, server: FakeServer
+) -> None:
     server.failing_prompts = {tuple(p) for p in _prompts(ROWS[7:8])}
     out = run(ROWS, "regenerate.max_failures=1")
     assert len(out.samples) == len(ROWS) - 1
@@ -155,7 +159,9 @@ def test_hundreds_are_in_flight_at_once(run: Regenerate, server: FakeServer) -> 
     assert server.most_in_flight == 300
 
 
-def test_where_the_answers_come_from_is_not_part_of_what_they_are(run: Regenerate, server: FakeServer) -> None:
+def test_where_the_answers_come_from_is_not_part_of_what_they_are(
+    run: Regenerate, server: FakeServer
+) -> None:
     run(ROWS)
     run(ROWS, "regenerate.endpoint=http://127.0.0.1:9/v1", "regenerate.concurrency=2")
     assert set(server.answers.values()) == {1}
@@ -180,7 +186,9 @@ def test_a_server_that_renders_alike_is_used(run: Regenerate, server: FakeServer
     assert len(run(ROWS[:1]).samples) == 1
 
 
-def test_a_server_that_is_not_there_or_has_several_models_is_explained(run: Regenerate, server: FakeServer) -> None:
+def test_a_server_that_is_not_there_or_has_several_models_is_explained(
+    run: Regenerate, server: FakeServer
+) -> None:
     with pytest.raises(UserError, match="does not answer /models"):
         run(ROWS, "regenerate.endpoint=http://127.0.0.1:9/v1")
     server.models = ["a", "b"]

@@ -39,7 +39,10 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
         ({"prompt": "q", "completion": "r"}, "prompt and response"),
         ({"question": "q", "answer": "r"}, "prompt and response"),
         (
-            {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "r"}]},
+            {
+                "prompt": [{"role": "user", "content": "q"}],
+                "completion": [{"role": "assistant", "content": "r"}],
+            },
             "prompt and response",
         ),
     ],
@@ -80,7 +83,11 @@ def test_text_and_tokens_are_kept_as_they_are() -> None:
 
 
 def test_content_parts_are_joined_and_their_thoughts_are_reasoning() -> None:
-    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    parts = [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+    ]
     assert _messages({"messages": [{"role": "assistant", "content": parts}]}) == (
         Message("assistant", "ab", reasoning="hm"),
     )
@@ -96,7 +103,10 @@ def test_reasoning_is_found_under_its_names(key: str) -> None:
     "message",
     [
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "assistant", "tool_calls": '[{"type": "function", "function": {"name": "f", "arguments": "{}"}}]'},
+        {
+            "role": "assistant",
+            "tool_calls": '[{"type": "function", "function": {"name": "f", "arguments": "{}"}}]',
+        },
         {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "{}"}]},
         {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
         {"from": "function_call", "value": '{"name": "f", "arguments": "{}"}'},
