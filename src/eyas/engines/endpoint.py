@@ -61,12 +61,10 @@ class EndpointEngine:
         body = {"model": self.model, "messages": messages, "add_generation_prompt": True}
         body |= {"tools": tools} if tools else {}
         body |= {"chat_template_kwargs": kwargs} if kwargs else {}
-        try:
-            reply = httpx.post(f"{self.url.removesuffix('/v1')}/tokenize", json=body, timeout=60)
-        except httpx.HTTPError:
-            return False
-        theirs = reply.json().get("tokens") if reply.is_success else None
-        if not theirs:
+        theirs = self._rendered(f"{self.url}/chat/completions/render", "token_ids", body) or self._rendered(
+            f"{self.url.removesuffix('/v1')}/tokenize", "tokens", body
+        )
+        if theirs is None:
             return False
         if list(theirs) != list(ours):
             at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), -1)
@@ -179,6 +177,15 @@ class EndpointEngine:
             stopped_by = choice.get("stop_reason")
             ids += (stopped_by if isinstance(stopped_by, int) else self.end_of_turn_id,)
         return Completion(prompt.prompt_id, ids, reason)
+
+    def _rendered(self, url: str, key: str, body: dict[str, Any]) -> list[int] | None:
+        """Ask one of the two addresses under which vLLM, by version, shows what it makes of messages."""
+        try:
+            reply = httpx.post(url, json=body, timeout=60)
+            value = reply.json().get(key) if reply.is_success else None
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return None
+        return value if isinstance(value, list) else None
 
     def _served_model(self) -> str:
         """Return the one model that the server has.

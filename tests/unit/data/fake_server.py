@@ -23,6 +23,7 @@ class FakeServer:
         self.answers: Counter[tuple[int, ...]] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.rendered: list[int] | None = None
+        self.renders_at = "/tokenize"
         self.most_in_flight = 0
         self._in_flight = 0
 
@@ -92,8 +93,10 @@ class FakeServer:
     async def _reply(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/models":
             return 200, {"data": [{"id": name} for name in self.models]}
-        if path == "/tokenize":
-            return (404, {}) if self.rendered is None else (200, {"tokens": self.rendered})
+        for known, key in (("/tokenize", "tokens"), ("/v1/chat/completions/render", "token_ids")):
+            if path == known:
+                offered = self.rendered is not None and known == self.renders_at
+                return (200, {key: self.rendered}) if offered else (404, {})
         if path != "/v1/completions":
             return 404, {}
         self._in_flight += 1

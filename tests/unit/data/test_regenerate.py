@@ -174,14 +174,18 @@ def test_sampling_is_sent_and_recorded(run: Regenerate, server: FakeServer) -> N
     assert out.manifest["sampling"] == {"max_new_tokens": 512, "temperature": 0.7, "seed": 5, "top_p": 0.9}
 
 
-def test_a_server_that_renders_otherwise_is_refused(run: Regenerate, server: FakeServer) -> None:
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render"])
+def test_a_server_that_renders_otherwise_is_refused(path: str, run: Regenerate, server: FakeServer) -> None:
     server.rendered = [1, 2, 3]
+    server.renders_at = path
     with pytest.raises(ContractError, match="the server renders a prompt to 3 tokens"):
         run(ROWS)
     assert not server.answers
 
 
-def test_a_server_that_renders_alike_is_used(run: Regenerate, server: FakeServer) -> None:
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render"])
+def test_a_server_that_renders_alike_is_used(path: str, run: Regenerate, server: FakeServer) -> None:
+    server.renders_at = path
     server.rendered = _prompts(ROWS[:1])[0]
     assert len(run(ROWS[:1]).samples) == 1
 
