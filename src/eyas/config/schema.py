@@ -47,6 +47,10 @@ class ExtractSettings(Section):
     """Capture of the target's hidden states."""
 
     engine: str = Field("transformers", description="engine that computes the states")
+    prepared_data: Path | None = Field(
+        None, description="samples from elsewhere: another run's prepared folder, or a JSONL of input_ids"
+    )
+    batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
     shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
     max_failures: NonNegativeInt = Field(0, description="samples that may fail before the stage stops")

@@ -30,11 +30,12 @@ class Sampling:
 class Witness:
     """States with the engine's own greedy next token and its log-probability, of one forward pass.
 
-    ``rank_digests[r]`` are checksums, one a layer, of the states that tensor-parallel rank r holds.
+    ``next_token`` is None where an engine has no logits of its own. ``rank_digests[r]`` are checksums,
+    one a layer, of the states that tensor-parallel rank r holds.
     """
 
     states: HiddenStates
-    next_token: int
+    next_token: int | None
     next_logprob: float
     rank_digests: tuple[tuple[int, ...], ...] = ()
 

