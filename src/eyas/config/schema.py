@@ -1,7 +1,7 @@
 """Every setting of a run, with its default: the one place where defaults live."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
@@ -74,7 +74,9 @@ class VllmSettings(Section):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "ERROR", description="its log and its workers', on stderr"
     )
-    engine_args: dict[str, Any] = Field({}, description="further arguments of vLLM's own, passed as they are")
+    engine_args: tuple[str, ...] = Field(
+        (), description="further arguments of vLLM's own, such as attention_backend=FLASH_ATTN"
+    )
 
 
 class DraftSettings(Section):

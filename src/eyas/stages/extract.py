@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from eyas.data.prepared import SPLITS, read_manifest, read_samples
 from eyas.engines.base import Engine
 from eyas.engines.probe import Probed, outside_envelope, probe, probe_again, probe_samples
@@ -39,7 +41,7 @@ def extract(context: RunContext) -> None:
     manifest = read_manifest(context.samples_folder)
     for key in ("tokenizer_fingerprint", "template_fingerprint"):
         if manifest[key] != getattr(context.spec, key):
-            raise ContractError(
+            raise UserError(
                 f"{context.samples_folder} was made with another {key.removesuffix('_fingerprint')} "
                 "than the target's",
                 hint="prepare the data again for this target",
@@ -98,8 +100,9 @@ def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) 
     if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
         reference = context.make_engine("transformers")
     try:
-        teacher = read_teacher(context.target_folder, spec)
-        probed = probe(engine, spec, probe_samples(samples), teacher.logits, reference)
+        teacher = read_teacher(context.target_folder, spec).to("cpu", torch.float32)
+        logits = lambda last: teacher.logits(last.float())  # noqa: E731
+        probed = probe(engine, spec, probe_samples(samples), logits, reference)
     finally:
         if reference is not None:
             reference.close()

@@ -4,10 +4,12 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.vllm.rpc import call_all_ranks
@@ -81,6 +83,10 @@ class Session:
             with contextlib.suppress(Exception):
                 core.shutdown()
             self.engine = self.llm = None
+            if self.plan.in_process:
+                from vllm.distributed import cleanup_dist_env_and_memory
+
+                cleanup_dist_env_and_memory()
         shutil.rmtree(self.staging, ignore_errors=True)
 
     def _check_model(self) -> None:
@@ -92,6 +98,25 @@ class Session:
                     raise ContractError(
                         f"vLLM's rank {rank} has loaded a model with {key} {found[key]}, expected {value}"
                     )
+
+
+def further_arguments(words: tuple[str, ...], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Read ``name=value`` words, values as in YAML.
+
+    Raises: UserError for another form, or an argument that eyas sets itself.
+    """
+    out: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"cannot read {word!r} in vllm.engine_args", hint="each is name=value")
+        if name in ours:
+            raise UserError(
+                f"vllm.engine_args may not set {name}: eyas sets it itself",
+                hint="eyas config --keys lists the settings that do",
+            )
+        out[name] = yaml.safe_load(text)
+    return out
 
 
 def make_staging(asked: Path | None, num_bytes: int) -> Path:
@@ -166,14 +191,8 @@ def _start(plan: Plan, staging: Path) -> Any:
                 "use_synchronization_lock": False,
             },
         }
-    ours = arguments.keys() & plan.settings.engine_args.keys()
-    if ours:
-        raise UserError(
-            f"vllm.engine_args may not set {min(ours)}: eyas sets it itself",
-            hint="eyas config --keys lists the settings that do",
-        )
     # Off unless asked for: with it, some versions lose the rows of a prefix they have seen (vllm#44485).
-    arguments |= {"enable_prefix_caching": False} | plan.settings.engine_args
+    arguments |= {"enable_prefix_caching": False} | further_arguments(plan.settings.engine_args, arguments)
     try:
         return LLM(**arguments)
     except Exception as error:
