@@ -1,13 +1,11 @@
 """Which way in a version and a target get, and what is refused before anything is loaded."""
 
-from pathlib import Path
-
 import pytest
-from vllm_cases import make_model, spec_of_model
 
 from eyas.engines.vllm.versions import check_parallel, choose_way, parse
 from eyas.errors import UserError
 from eyas.types import TargetSpec
+from vllm_cases import make_model, spec_of_model
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,10 @@ def write_states(path: Path, staged: StagedStates) -> None:
 def write_error(path: Path, reason: str) -> None:
     """Leave word for the reader of ``path`` that it will not come, and why."""
     beside = path.with_name(path.name + ".error.tmp")
-    beside.write_text(reason, encoding="utf-8")
+    try:
+        beside.write_text(reason, encoding="utf-8")
+    except OSError:  # a full disk still takes an empty file
+        beside.touch()
     beside.replace(_error_path(path))
 
 
@@ -104,7 +107,7 @@ def _await(path: Path, timeout_s: float, error: Path) -> None:
         if error.exists():
             reason = error.read_text(encoding="utf-8")
             error.unlink()
-            raise ContractError(f"the worker could not hand over the states: {reason}")
+            raise ContractError(f"the worker could not hand over the states: {reason or 'disk full?'}")
         if time.monotonic() > deadline:
             raise ContractError(f"the worker wrote no {path.name} within {timeout_s:.0f} s")
         time.sleep(0.001)
