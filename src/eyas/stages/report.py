@@ -9,6 +9,7 @@ import eyas
 from eyas.config.explain import to_commented_yaml
 from eyas.files import atomic_file
 from eyas.stages.context import RunContext, facts_of
+from eyas.stages.inspect import prepared_sections
 from eyas.stages.svg import line_chart
 
 _PAGE = """<!doctype html>
@@ -103,8 +104,7 @@ def write_report(context: RunContext) -> Path:
         ),
         "<h2>Acceptance by position</h2><p>Share of rounds in which draft token k was accepted.</p>",
         _rates(report),
-        "<h2>Data</h2>",
-        _table([(k.replace("_", " "), f"{v:,}") for k, v in facts_of(context, context.samples_stage)["counts"].items()]),
+        *prepared_sections(context),
         "<h2>Settings</h2>",
         f"<pre>{escape(to_commented_yaml(context.loaded))}</pre>",
         f"<p>eyas {eyas.__version__}, {_versions()}</p>",
