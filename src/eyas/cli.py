@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import eyas
+from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
 
 _VERBS = {
@@ -47,12 +48,47 @@ def _add_stage(name: str, summary: str) -> None:
     )
     @click.option("--debug", is_flag=True, help="show a traceback for an error")
     @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-    def command(path: Path | None, fresh: bool, debug: bool, settings: tuple[str, ...]) -> None:
-        _guarded(debug, _run_stage, name, path, fresh, settings)
+    def command(
+        path: Path | None,
+        fresh: bool,
+        debug: bool,
+        settings: tuple[str, ...],
+        endpoint: str | None = None,
+        **flags: Any,
+    ) -> None:
+        if endpoint:
+            settings = (*settings, f"regenerate.endpoint={endpoint}")
+        _guarded(debug, _run_stage, name, path, fresh, settings, flags)
+
+    if name == "regenerate":
+        _ENDPOINT(command)
+    for flag in reversed(EXTRACT_FLAGS if name == "extract" else ()):
+        click.option(flag.name, type=flag.kind, help=flag.help)(command)
 
 
+_ENDPOINT = click.option(
+    "--endpoint", metavar="URL", help="OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1"
+)
 for _name, _summary in _VERBS.items():
     _add_stage(_name, _summary)
+
+
+@cli.group()
+def inspect() -> None:
+    """Look at what a stage wrote."""
+
+
+@inspect.command("prepared")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@click.option("-n", "--samples", "num_samples", default=3, show_default=True, help="samples to show")
+@click.option("--id", "sample_id", help="show this sample")
+@click.option("--debug", is_flag=True, help="show a traceback for an error")
+@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+def inspect_prepared(
+    path: Path | None, num_samples: int, sample_id: str | None, debug: bool, settings: tuple[str, ...]
+) -> None:
+    """Show figures of the tokenized data, and samples with what is trained on highlighted."""
+    _guarded(debug, _inspect_prepared, path, num_samples, sample_id, settings)
 
 
 @cli.command("config")
@@ -65,15 +101,33 @@ def show_config(path: Path | None, keys: bool, debug: bool, settings: tuple[str,
     _guarded(debug, _show_config, path, keys, settings)
 
 
-def _run_stage(name: str, path: Path | None, fresh: bool, settings: tuple[str, ...]) -> None:
+def _run_stage(
+    name: str, path: Path | None, fresh: bool, settings: tuple[str, ...], flags: dict[str, Any]
+) -> None:
     from eyas.config.load import load_config
 
+    if flags:
+        from eyas.stages.extract_flags import settings_from_flags
+
+        settings = settings_from_flags(flags, settings)
     loaded = load_config(path, settings)
     from eyas.stages.context import RunContext
     from eyas.stages.run import run, run_stage
 
     context = RunContext(loaded, fresh)
     run(context) if name == "run" else run_stage(context, name)
+
+
+def _inspect_prepared(
+    path: Path | None, num_samples: int, sample_id: str | None, settings: tuple[str, ...]
+) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages.context import RunContext
+    from eyas.stages.inspect import inspect_prepared
+
+    inspect_prepared(RunContext(loaded), num_samples, sample_id)
 
 
 def _show_config(path: Path | None, keys: bool, settings: tuple[str, ...]) -> None:

@@ -6,13 +6,13 @@ from types import TracebackType
 
 
 class Progress:
-    """Count work done out of ``total`` and print rate and time left on stderr.
+    """Count work done out of ``total`` (None: unknown) and print rate and time left on stderr.
 
     On a terminal one line is rewritten a few times a second; elsewhere a plain line appears every
     ``plain_every_s`` seconds, so that a log file stays readable.
     """
 
-    def __init__(self, label: str, total: int, unit: str, plain_every_s: float = 10.0) -> None:
+    def __init__(self, label: str, total: int | None, unit: str, plain_every_s: float = 10.0) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.done = 0
         self.note = ""
@@ -47,13 +47,11 @@ class Progress:
     def _print(self, final: bool = False) -> None:
         self._printed = time.monotonic()
         digits = 1 if self.rate < 20 else 0
-        parts = [
-            f"{self.label}: {self.done:,}/{self.total:,} {self.unit}",
-            f"{self.rate:,.{digits}f} {self.unit}/s",
-        ]
+        of = "" if self.total is None else f"/{self.total:,}"
+        parts = [f"{self.label}: {self.done:,}{of} {self.unit}", f"{self.rate:,.{digits}f} {self.unit}/s"]
         if final:
             parts.append(f"{self.elapsed_s:.0f} s")
-        elif self.done:
+        elif self.done and self.total is not None:
             parts.append(f"{(self.total - self.done) / self.rate:.0f} s left")
         if self.note:
             parts.append(self.note)

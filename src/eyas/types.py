@@ -27,12 +27,18 @@ ROLES = ("system", "user", "assistant", "tool", "developer")
 
 @dataclass(frozen=True)
 class Message:
-    """One turn. ``tool_calls`` and ``tools`` keep the shape of the OpenAI chat format."""
+    """One turn. ``tool_calls`` and ``tools`` keep the shape of the OpenAI chat format.
+
+    ``cut`` says that an answer met its length limit, so that its end-of-turn was never generated.
+    """
 
     role: str
     content: str
     reasoning: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    name: str | None = None
+    tool_call_id: str | None = None
+    cut: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -45,6 +51,10 @@ class Message:
             out["reasoning_content"] = self.reasoning
         if self.tool_calls:
             out["tool_calls"] = [dict(call) for call in self.tool_calls]
+        if self.name is not None:
+            out["name"] = self.name
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
         return out
 
 

@@ -30,7 +30,7 @@ def to_commented_yaml(loaded: LoadedConfig) -> str:
 
 def _write(values: dict[str, Any], loaded: LoadedConfig, prefix: str, indent: str, lines: list[str]) -> None:
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             lines.append(f"{indent}{key}:")
             _write(value, loaded, f"{prefix}{key}.", indent + "  ", lines)
         else:

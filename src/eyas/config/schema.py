@@ -1,9 +1,9 @@
 """Every setting of a run, with its default: the one place where defaults live."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
 
 
 class Section(BaseModel):
@@ -24,13 +24,36 @@ class TargetSettings(Section):
     trust_remote_code: bool = Field(False, description="allow code from the model folder")
 
 
+class WeightedSource(Section):
+    """A source of which only a share is used."""
+
+    path: str = Field(description="as in data.sources")
+    weight: float = Field(1.0, gt=0, le=1, description="share of its rows that is used, chosen by hash")
+
+
 class DataSettings(Section):
     """Conversations and how they become tokens."""
 
-    sources: tuple[str, ...] = Field(description="JSONL files of conversations or prompts")
+    sources: tuple[str | WeightedSource, ...] = Field(
+        description="files, folders, globs, - for standard input, hf:owner/name:split; or {path, weight}"
+    )
     max_length: PositiveInt = Field(2048, description="tokens of a sample at most; longer ones are cut")
     held_out_share: float = Field(0.05, ge=0, lt=1, description="share of conversations kept for validation")
     max_drop_share: float = Field(0.1, ge=0, le=1, description="stop when more rows than this are dropped")
+    skip_broken_lines: bool = Field(False, description="count lines that are not JSON as drops, and go on")
+    role_map: dict[str, str] = Field({}, description="further role names, e.g. {my-model: assistant}")
+    template_kwargs: dict[str, Any] = Field(
+        {}, description="passed to the chat template, as the server will: e.g. {enable_thinking: false}"
+    )
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | dict) else value
+
+    @property
+    def weighted_sources(self) -> list[tuple[str, float]]:
+        return [(s, 1.0) if isinstance(s, str) else (s.path, s.weight) for s in self.sources]
 
 
 class RegenerateSettings(Section):
@@ -38,8 +61,15 @@ class RegenerateSettings(Section):
 
     enabled: bool = Field(True, description="false: train on the answers in the data")
     engine: str = Field("transformers", description="engine that generates")
+    endpoint: str | None = Field(
+        None, description="OpenAI-compatible server that generates instead, e.g. http://127.0.0.1:8000/v1"
+    )
+    concurrency: PositiveInt = Field(1024, description="requests in flight at an endpoint")
+    timeout_s: float = Field(1800, gt=0, description="longest wait for one answer of an endpoint")
+    max_failures: NonNegativeInt = Field(0, description="answers that may fail before the stage stops")
+    extra_body: dict[str, Any] = Field({}, description="further fields of each request, e.g. {top_p: 0.95}")
     max_new_tokens: PositiveInt = Field(512, description="length limit of one answer")
-    batch_size: PositiveInt = Field(32, description="conversations in flight")
+    batch_size: PositiveInt = Field(32, description="conversations in flight in an engine of our own")
     temperature: float = Field(0.0, ge=0, description="0: greedy")
 
 
@@ -47,9 +77,36 @@ class ExtractSettings(Section):
     """Capture of the target's hidden states."""
 
     engine: str = Field("transformers", description="engine that computes the states")
+    prepared_data: Path | None = Field(
+        None, description="samples from elsewhere: another run's prepared folder, or a JSONL of input_ids"
+    )
+    batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
     shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
     max_failures: NonNegativeInt = Field(0, description="samples that may fail before the stage stops")
+
+
+class VllmSettings(Section):
+    """The engine vllm, wherever a stage names it."""
+
+    tensor_parallel_size: PositiveInt = Field(1, description="GPUs that hold one copy of the target")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory it may use")
+    capture: Literal["auto", "native", "worker"] = Field(
+        "auto", description="way of the states: vLLM's own facility, or hooks in its workers (eager)"
+    )
+    staging_dir: Path | None = Field(
+        None, description="folder through which states leave the workers; default: /dev/shm if it has room"
+    )
+    staging_bytes: PositiveInt = Field(4 << 30, description="states in flight at most")
+    kv_cache_bytes: PositiveInt | None = Field(
+        None, description="memory of its key/value cache; default: by gpu_memory_utilization"
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "ERROR", description="its log and its workers', on stderr"
+    )
+    engine_args: tuple[str, ...] = Field(
+        (), description="further arguments of vLLM's own, such as attention_backend=FLASH_ATTN"
+    )
 
 
 class DraftSettings(Section):
@@ -105,6 +162,7 @@ class RunConfig(Section):
     data: DataSettings
     regenerate: RegenerateSettings = RegenerateSettings()
     extract: ExtractSettings = ExtractSettings()
+    vllm: VllmSettings = VllmSettings()
     draft: DraftSettings = DraftSettings()
     train: TrainSettings = TrainSettings()
     export: ExportSettings = ExportSettings()

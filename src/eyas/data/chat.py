@@ -1,131 +1,304 @@
 """From messages to the tokens a server would see, and the mask of what the assistant generated."""
 
 import dataclasses
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
-import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from eyas.types import Conversation, TokenizedSample
+from eyas.data.encode import Encoder, Turn
+from eyas.data.samples import cut_samples, merge_turns
+from eyas.data.shapes import Record, RenderedText, TokenRow
+from eyas.types import Conversation, Message, TokenizedSample
+
+# A generation prompt may open the reasoning itself; what is generated then starts inside of it.
+_OPENED_THINKING = re.compile(r"<think>\s*\Z")
+_PROBE = "eyasprobe{}x"
 
 
 class RenderError(ValueError):
-    """The template refuses a conversation, or renders it in a way that no server would produce."""
+    """The template refuses a conversation, or renders it in a way that no server would produce.
+
+    Its text is the drop reason: a fixed word, and the template's own words behind it.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A record's samples, and how many supervised tokens the length limit cost."""
+
+    samples: list[TokenizedSample]
+    num_cut_tokens: int
 
 
 class ChatRenderer:
-    """Renders with the target's own chat template; masks come from message boundaries, never from text search."""
+    """Renders with the target's own chat template; masks come from message boundaries, not text search."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
+        self.template_kwargs = dict(template_kwargs or {})
+        self.vocab_size = vocab_size or len(tokenizer)
+        self.encoder = Encoder(tokenizer, self.eos_token_ids)
+        self._eos_texts = tuple(
+            filter(None, (str(tokenizer.decode([i])) for i in sorted(self.eos_token_ids)))
+        )
+        self._takes_string, self._takes_mapping = self._probe_arguments()
 
     def prompt_ids(self, conversation: Conversation, num_messages: int) -> list[int]:
         """Return the ids a server sees before it generates message number ``num_messages``.
 
         Raises: RenderError with the template's own words.
         """
-        return self._encode(self._render(conversation, num_messages, generation_prompt=True))[0]
+        return self.encoder.ids([self._render(conversation, num_messages, generation_prompt=True)])[0]
 
-    def samples(self, conversation: Conversation, max_length: int) -> list[TokenizedSample]:
+    def prompt_lengths(self, prompts: Sequence[tuple[Conversation, int]]) -> list[int | RenderError]:
+        """Return for each (conversation, number of messages) the length of its prompt, or why it has none."""
+        texts: list[str | RenderError] = []
+        for conversation, num_messages in prompts:
+            try:
+                self._check_tools(conversation)
+                texts.append(self._render(conversation, num_messages, generation_prompt=True))
+            except RenderError as error:
+                texts.append(error)
+        lengths = iter(map(len, self.encoder.ids([t for t in texts if isinstance(t, str)])))
+        return [next(lengths) if isinstance(t, str) else t for t in texts]
+
+    def samples(self, record: Record, max_length: int) -> list[TokenizedSample]:
+        """Tokenize one record; see ``prepare``.
+
+        Raises: RenderError when nothing of it can be trained on.
+        """
+        result = self.prepare([record], max_length)[0]
+        if isinstance(result, RenderError):
+            raise result
+        return result.samples
+
+    def prepare(self, records: Sequence[Record], max_length: int) -> list[Prepared | RenderError]:
         """Tokenize every assistant turn in the context it was generated in.
 
         Turns whose contexts agree share one sample; a template that renders earlier turns
         differently later on (dropped reasoning, trimmed text) gives one sample for each turn.
-        Raises: RenderError when the template refuses the conversation.
         """
-        turns = [
-            self._turn(conversation, i)
-            for i, message in enumerate(conversation.messages)
-            if message.role == "assistant" and i > 0
-        ]
-        return finish_samples(conversation.conversation_id, turns, max_length)
+        planned: list[list[Turn] | TokenizedSample | RenderError] = []
+        for record in records:
+            try:
+                planned.append(self._plan(record))
+            except RenderError as error:
+                planned.append(error)
+        turns = iter(self.encoder.turns([p for p in planned if isinstance(p, list)]))
+        results: list[Prepared | RenderError] = []
+        for record, plan in zip(records, planned, strict=True):
+            if isinstance(plan, RenderError):
+                results.append(plan)
+                continue
+            merged = [plan] if isinstance(plan, TokenizedSample) else merge_turns(next(turns))
+            results.append(_finish(record.conversation_id, merged, max_length))
+        return results
 
-    def _turn(self, conversation: Conversation, index: int) -> TokenizedSample:
+    def end_of_turn_id(self) -> int:
+        """Return the token that the template ends an answer with."""
+        told = Conversation("probe", (Message("user", _PROBE), Message("assistant", _PROBE)), "probe")
+        ids = self.encoder.ids([self._render(told, 2, generation_prompt=False)])[0]
+        return next((i for i in reversed(ids) if i in self.eos_token_ids), min(self.eos_token_ids))
+
+    def _plan(self, record: Record) -> list[Turn] | TokenizedSample:
+        if isinstance(record, TokenRow):
+            return self._as_sample(record)
+        return self._found_turns(record) if isinstance(record, RenderedText) else self._turns(record)
+
+    def _turns(self, conversation: Conversation) -> list[Turn]:
+        """Render each answer's prompt and the answer behind it."""
+        messages = conversation.messages
+        self._check_tools(conversation)
+        answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        spoken = [i for i in answers if i > 0 and not _is_blank(messages[i])]
+        if not spoken:
+            # The template's own objection says more than ours.
+            self._render(conversation, len(messages), generation_prompt=False)
+            raise RenderError(
+                "no_assistant_turn"
+                if not answers
+                else "starts_with_assistant"
+                if answers == [0]
+                else "blank_assistant"
+            )
+        return [self._turn(conversation, i) for i in spoken]
+
+    def _turn(self, conversation: Conversation, index: int) -> Turn:
+        message = conversation.messages[index]
         prompt = self._render(conversation, index, generation_prompt=True)
         full = self._render(conversation, index + 1, generation_prompt=False)
+        if any(eos in message.content for eos in self._eos_texts):
+            raise RenderError("end_of_turn_inside_answer")
         if not full.startswith(prompt):
-            raise RenderError("the template renders the answer in another context than its prompt")
-        ids, starts = self._encode(full)
-        prompt_ids = self._encode(prompt)[0]
-        num_prompt = len(prompt_ids)
-        # A server tokenizes the prompt alone. Where a token of the full text straddles the boundary
-        # the two differ, and the server's view is the true one.
-        if ids[:num_prompt] != prompt_ids or (num_prompt < len(ids) and starts[num_prompt] < len(prompt)):
-            ids = prompt_ids + self._encode(full[len(prompt) :])[0]
-        end = next((i + 1 for i in range(num_prompt, len(ids)) if ids[i] in self.eos_token_ids), len(ids))
-        return _masked(conversation.conversation_id, ids[:end], num_prompt, cut=False)
+            full = _continue_thinking(prompt, full, message)
+        if message.reasoning and message.reasoning.strip() not in full[len(prompt) :]:
+            raise RenderError("template_lacks_reasoning")
+        return Turn(prompt, full, message.cut)
+
+    def _found_turns(self, record: RenderedText) -> list[Turn]:
+        """Find the answers in text that came rendered: they follow the template's generation prompt."""
+        header = self._answer_header()
+        starts = [match.end() for match in re.finditer(re.escape(header), record.text)]
+        turns = []
+        for start, following in zip_longest(starts, starts[1:]):
+            full = record.text[:following]
+            answer = full[start:].lstrip()
+            ended = any(eos in answer for eos in self._eos_texts)
+            if following is not None and not ended:
+                raise RenderError("no_end_of_turn")
+            if answer and not answer.startswith(self._eos_texts):
+                turns.append(Turn(record.text[:start], full, cut=not ended))
+        if not turns:
+            raise RenderError("no_assistant_span")
+        return turns
+
+    def _answer_header(self) -> str:
+        """Return the text between what the user wrote and what the assistant writes."""
+        asked = Conversation("probe", (Message("user", _PROBE),), "probe")
+        with_prompt = self._render(asked, 1, generation_prompt=True)
+        without = self._render(asked, 1, generation_prompt=False)
+        added = with_prompt.removeprefix(without)
+        return added or with_prompt.rpartition(_PROBE)[2]
+
+    def _as_sample(self, row: TokenRow) -> TokenizedSample:
+        if not row.loss_mask.any():
+            raise RenderError("no_trainable_token")
+        if row.input_ids.max() >= self.vocab_size:
+            raise RenderError("token_id_out_of_range")
+        # Where the last token is an answer's and does not end it, the answer went on.
+        cut = bool(row.loss_mask[-1]) and int(row.input_ids[-1]) not in self.eos_token_ids
+        if not (cut or (row.loss_mask[:-1] & row.loss_mask[1:]).any()):
+            raise RenderError("no_trainable_token")
+        return TokenizedSample(row.conversation_id, row.input_ids, row.loss_mask, cut)
+
+    def _check_tools(self, conversation: Conversation) -> None:
+        """Refuse a conversation whose tools or calls the template would leave out without a word.
+
+        Their names are replaced by marks, and every mark must show in one rendering.
+        """
+        num_marks = 0
+
+        def marked(function: Mapping[str, Any]) -> dict[str, Any]:
+            nonlocal num_marks
+            num_marks += 1
+            return {**function, "name": _PROBE.format(num_marks)}
+
+        if not conversation.tools and not any(m.tool_calls for m in conversation.messages):
+            return
+        tools = [
+            {**t, "function": marked(t["function"])} if isinstance(t.get("function"), Mapping) else marked(t)
+            for t in conversation.tools
+        ]
+        messages = tuple(
+            dataclasses.replace(
+                m, tool_calls=tuple({**c, "function": marked(c["function"])} for c in m.tool_calls)
+            )
+            for m in conversation.messages
+        )
+        text = self._render(
+            dataclasses.replace(conversation, messages=messages, tools=tuple(tools)),
+            len(messages),
+            generation_prompt=False,
+        )
+        if any(_PROBE.format(number) not in text for number in range(1, num_marks + 1)):
+            raise RenderError("template_lacks_tools")
+
+    def _probe_arguments(self) -> tuple[bool, bool]:
+        """Learn whether the template takes a call's arguments as JSON text, and as a mapping."""
+
+        def shows(arguments: Any) -> bool:
+            call = {
+                "type": "function",
+                "id": "call00000",
+                "function": {"name": "probe", "arguments": arguments},
+            }
+            messages = [
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ]
+            try:
+                text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_kwargs)
+            except (TemplateError, TypeError, ValueError, AttributeError):
+                return False
+            # JSON text that goes through the template's own JSON filter comes out with escaped quotes.
+            return "eyas" in str(text) and '\\"eyas' not in str(text)
+
+        return shows('{"eyas": 1}'), shows({"eyas": 1})
+
+    def _arguments(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a call's arguments in the form that the template renders; as they came when it takes both."""
+        arguments = call["function"].get("arguments")
+        if isinstance(arguments, str) and not self._takes_string and self._takes_mapping:
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                raise RenderError("tool_arguments_not_json") from None
+        elif isinstance(arguments, Mapping) and not self._takes_mapping and self._takes_string:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        else:
+            return dict(call)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
 
     def _render(self, conversation: Conversation, num_messages: int, generation_prompt: bool) -> str:
-        messages = conversation.for_template()[:num_messages]
+        messages = []
+        for message in conversation.messages[:num_messages]:
+            value = message.for_template()
+            if message.tool_calls:
+                value["tool_calls"] = [self._arguments(call) for call in message.tool_calls]
+            messages.append(value)
         tools: Any = [dict(tool) for tool in conversation.tools] or None
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt
+                    messages,
+                    tools=tools,
+                    tokenize=False,
+                    add_generation_prompt=generation_prompt,
+                    **self.template_kwargs,
                 )
             )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise RenderError(f"the template refuses it: {error}") from None
-
-    def _encode(self, text: str) -> tuple[list[int], list[int]]:
-        """Return ids and the character each token starts at; the template has put in any BOS itself."""
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(encoded["input_ids"]), [start for start, _ in encoded["offset_mapping"]]
+        except (TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
+            words = " ".join(str(error).split())[:200]
+            raise RenderError(f"template_error: {words}") from None
 
 
-def generated_turn(
-    sample_id: str, prompt_ids: Sequence[int], answer_ids: Sequence[int], cut: bool
-) -> TokenizedSample | None:
-    """Join a prompt and what the target generated after it; None when the answer holds no token."""
-    ids = [*prompt_ids, *answer_ids]
-    if len(answer_ids) + cut < 2:
-        return None
-    return _masked(sample_id, ids, len(prompt_ids), cut)
+def _is_blank(message: Message) -> bool:
+    return not (message.content.strip() or message.tool_calls or (message.reasoning or "").strip())
 
 
-def finish_samples(
-    conversation_id: str, turns: Sequence[TokenizedSample], max_length: int
-) -> list[TokenizedSample]:
-    """Merge turns whose contexts agree, cut to ``max_length``, drop what has nothing left to learn."""
-    merged: list[TokenizedSample] = []
-    for turn in turns:
-        if merged and _is_prefix(merged[-1].input_ids, turn.input_ids):
-            mask = turn.loss_mask.copy()
-            mask[: len(merged[-1])] |= merged[-1].loss_mask
-            merged[-1] = dataclasses.replace(turn, loss_mask=mask)
-        else:
-            merged.append(turn)
-    kept = []
-    for number, sample in enumerate(merged):
-        sample_id = conversation_id if len(merged) == 1 else f"{conversation_id}#{number}"
-        cut = _cut(dataclasses.replace(sample, sample_id=sample_id), max_length)
-        if cut is not None:
-            kept.append(cut)
-    return kept
+def _continue_thinking(prompt: str, full: str, message: Message) -> str:
+    """Return prompt and answer where the prompt opens the reasoning that the template's history leaves out.
+
+    Raises: RenderError when the answer cannot have been generated after this prompt.
+    """
+    opened = _OPENED_THINKING.search(prompt)
+    before = prompt[: opened.start()] if opened else None
+    if before is None or not full.startswith(before):
+        raise RenderError("answer_in_other_context")
+    inline, closed, _ = message.content.partition("</think>")
+    reasoning = message.reasoning or (inline.partition("<think>")[2] or inline if closed else "")
+    if not reasoning.strip():
+        raise RenderError("prompt_opens_thinking")
+    return f"{prompt}{reasoning.strip()}\n</think>\n\n{full[len(before) :].lstrip()}"
 
 
-def _cut(sample: TokenizedSample, max_length: int) -> TokenizedSample | None:
-    if len(sample) <= max_length:
-        return sample
-    mask = sample.loss_mask
-    # No end-of-turn is invented: a sample cut inside an answer says that the answer goes on.
-    cut = bool(mask[max_length - 1] and mask[max_length])
-    ids, mask = sample.input_ids[:max_length], mask[:max_length]
-    if not cut and not (mask[:-1] & mask[1:]).any():
-        return None
-    return TokenizedSample(sample.sample_id, ids, mask, cut)
-
-
-def _masked(sample_id: str, ids: Sequence[int], num_prompt: int, cut: bool) -> TokenizedSample:
-    mask = np.zeros(len(ids), dtype=bool)
-    mask[num_prompt:] = True
-    if len(ids) - num_prompt + cut < 2:
-        raise RenderError("the answer is empty")
-    return TokenizedSample(sample_id, np.asarray(ids, dtype=np.int32), mask, cut)
-
-
-def _is_prefix(short: np.ndarray, long: np.ndarray) -> bool:
-    return len(short) <= len(long) and bool((long[: len(short)] == short).all())
+def _finish(conversation_id: str, merged: list[TokenizedSample], max_length: int) -> Prepared | RenderError:
+    if not merged:
+        return RenderError("no_trainable_token")
+    kept = cut_samples(conversation_id, merged, max_length)
+    if not kept:
+        return RenderError("truncated_before_assistant")
+    lost = sum(int(s.loss_mask.sum()) for s in merged) - sum(int(s.loss_mask.sum()) for s in kept)
+    return Prepared(kept, lost)

@@ -76,6 +76,9 @@ class RunContext:
     def make_engine(self, name: str, **settings: Any) -> Any:
         engine = registry.resolve(registry.ENGINES, name, "engine")
         trust = self.config.target.trust_remote_code
+        own = getattr(self.config, name, None)
+        if own is not None:  # an engine with a section of its own also reserves memory ahead
+            settings |= {"settings": own, "max_length": self.config.data.max_length}
         return engine(self.target_folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
 
     def output_of(self, stage: str) -> str:
@@ -140,10 +143,11 @@ def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
 
 def next_command(context: RunContext, stage: str) -> None:
     """Say what was written and what comes next."""
-    at = STAGES.index(stage)
+    todo = [s for s in STAGES if s != "regenerate" or context.config.regenerate.enabled]
+    at = todo.index(stage)
     say(f"{stage}: wrote {context.folder(stage)}")
-    if at + 1 < len(STAGES):
-        say(f"next: eyas {STAGES[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
+    if at + 1 < len(todo):
+        say(f"next: eyas {todo[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

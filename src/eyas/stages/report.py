@@ -9,6 +9,7 @@ import eyas
 from eyas.config.explain import to_commented_yaml
 from eyas.files import atomic_file
 from eyas.stages.context import RunContext, facts_of
+from eyas.stages.inspect import prepared_sections
 from eyas.stages.svg import line_chart
 
 _PAGE = """<!doctype html>
@@ -81,7 +82,6 @@ def write_report(context: RunContext) -> Path:
     """Write report.html into the run folder and return its path."""
     report = facts_of(context, "evaluate")["report"]
     history = facts_of(context, "train")["history"]
-    counts = facts_of(context, context.samples_stage)["counts"]
     steps = [row for row in history if not row.get("validation")]
     checks = [row for row in history if row.get("validation")]
     sections = [
@@ -104,8 +104,7 @@ def write_report(context: RunContext) -> Path:
         ),
         "<h2>Acceptance by position</h2><p>Share of rounds in which draft token k was accepted.</p>",
         _rates(report),
-        "<h2>Data</h2>",
-        _table([(name.replace("_", " "), f"{count:,}") for name, count in counts.items()]),
+        *prepared_sections(context),
         "<h2>Settings</h2>",
         f"<pre>{escape(to_commented_yaml(context.loaded))}</pre>",
         f"<p>eyas {eyas.__version__}, {_versions()}</p>",

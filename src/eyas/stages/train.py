@@ -3,7 +3,7 @@
 import torch
 
 from eyas.data.prepared import read_samples
-from eyas.data.vocab import build_vocab_map, count_supervised, coverage
+from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
 from eyas.draft.base import DraftConfig, draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import UserError
@@ -34,7 +34,8 @@ def train(context: RunContext) -> None:
         return
     stores = {split: ShardStore(context.folder("extract") / split) for split in ("train", "held_out")}
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
-    vocab = build_vocab_map(counts, config.draft.vocab_size, context.spec.eos_token_ids)
+    always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
+    vocab = build_vocab_map(counts, config.draft.vocab_size, always)
     say(f"train: {len(vocab)} draft ids cover {coverage(counts, vocab):.2%} of the assistant's tokens")
 
     teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)

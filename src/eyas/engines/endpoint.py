@@ -1,0 +1,209 @@
+"""Answers from an OpenAI-compatible server, many requests in flight; token ids go in and come out."""
+
+import asyncio
+import random
+import zlib
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from eyas.engines.base import Prompt, Sampling
+from eyas.errors import ContractError, UserError
+from eyas.types import Completion, Failure, TargetSpec
+
+_ATTEMPTS = 6
+_LONGEST_PAUSE_S = 20.0
+# vLLM's additions to the protocol. A server that refuses them is asked again without.
+_EXTENSIONS = {"return_token_ids": True, "skip_special_tokens": False, "add_special_tokens": False}
+# What the stage itself decides; another value here would make the records untrue.
+_OURS = ("prompt", "max_tokens", "temperature", "seed", "stop", "n", "stream", "echo")
+
+
+class EndpointEngine:
+    """Generates with a server; ``end_of_turn_id`` is the token that a server leaves out of its text.
+
+    ``num_retokenized`` counts answers that came back as text only and were tokenized again, which
+    is right unless the target spelled a word in an unusual way.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        spec: TargetSpec,
+        tokenizer: Any,
+        *,
+        end_of_turn_id: int,
+        concurrency: int = 1024,
+        timeout_s: float = 1800,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.spec, self.tokenizer = spec, tokenizer
+        self.end_of_turn_id = end_of_turn_id
+        self.concurrency, self.timeout_s = concurrency, timeout_s
+        self.extra_body = dict(extra_body or {})
+        self.extensions = dict(_EXTENSIONS)
+        self.num_retokenized = 0
+        taken = [key for key in _OURS if key in self.extra_body]
+        if taken:
+            raise UserError(
+                f"regenerate.extra_body sets {taken[0]!r}, which eyas sets itself",
+                hint="use regenerate.max_new_tokens, regenerate.temperature or seed",
+            )
+        self.model = self.extra_body.pop("model", None) or self._served_model()
+
+    def check_rendering(self, messages: Sequence[Any], tools: Any, kwargs: Any, ours: Sequence[int]) -> bool:
+        """Compare a prompt's ids with the server's own rendering; False when the server cannot tell.
+
+        Raises: ContractError when they differ.
+        """
+        body = {"model": self.model, "messages": messages, "add_generation_prompt": True}
+        body |= {"tools": tools} if tools else {}
+        body |= {"chat_template_kwargs": kwargs} if kwargs else {}
+        theirs = self._rendered(f"{self.url}/chat/completions/render", "token_ids", body) or self._rendered(
+            f"{self.url.removesuffix('/v1')}/tokenize", "tokens", body
+        )
+        if theirs is None:
+            return False
+        if list(theirs) != list(ours):
+            at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), -1)
+            raise ContractError(
+                f"the server renders a prompt to {len(theirs)} tokens, this run to {len(ours)}; "
+                f"the first difference is at token {at if at >= 0 else min(len(theirs), len(ours))}",
+                hint="serve the target's own chat template, or set data.template_kwargs as the server does",
+            )
+        return True
+
+    def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
+        """Answer prompts in the order that the server finishes them."""
+        with asyncio.Runner() as runner:
+            answers = self._answers(list(prompts), sampling)
+
+            async def following() -> Completion | Failure | None:
+                return await anext(answers, None)
+
+            try:
+                while (item := runner.run(following())) is not None:
+                    yield item
+            finally:
+                runner.run(answers.aclose())
+
+    def close(self) -> None:
+        pass
+
+    async def _answers(
+        self, prompts: list[Prompt], sampling: Sampling
+    ) -> AsyncGenerator[Completion | Failure, None]:
+        waiting = iter(prompts)
+        done: asyncio.Queue[Completion | Failure | BaseException] = asyncio.Queue()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        async with httpx.AsyncClient(
+            limits=limits, timeout=httpx.Timeout(self.timeout_s, connect=30)
+        ) as client:
+
+            async def work() -> None:
+                for prompt in waiting:
+                    try:
+                        done.put_nowait(await self._answer(client, prompt, sampling))
+                    except Exception as error:
+                        done.put_nowait(error)
+
+            workers = [asyncio.create_task(work()) for _ in range(min(self.concurrency, len(prompts)))]
+            try:
+                for _ in prompts:
+                    item = await done.get()
+                    if isinstance(item, BaseException):
+                        raise item
+                    yield item
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _answer(
+        self, client: httpx.AsyncClient, prompt: Prompt, sampling: Sampling
+    ) -> Completion | Failure:
+        room = self.spec.max_position_embeddings - len(prompt.token_ids)
+        if room < 1:
+            return Failure(prompt.prompt_id, "the prompt fills the target's context")
+        body = {
+            "model": self.model,
+            "prompt": list(prompt.token_ids),
+            "max_tokens": min(sampling.max_new_tokens, room),
+            "temperature": sampling.temperature,
+            # One seed a prompt, so that like prompts do not get like noise.
+            "seed": zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode()),
+            **self.extra_body,
+        }
+        trouble = "no answer"
+        for attempt in range(_ATTEMPTS):
+            sent = dict(self.extensions)
+            try:
+                reply = await client.post(f"{self.url}/completions", json=body | sent)
+            except httpx.TransportError as error:
+                trouble = f"{type(error).__name__} {error}".strip()
+            else:
+                if reply.is_success:
+                    return self._completion(prompt, reply)
+                trouble = f"HTTP {reply.status_code}: {' '.join(reply.text.split())[:200]}"
+                if reply.status_code in (400, 422) and any(key in reply.text for key in sent):
+                    self.extensions = {}
+                    continue
+                if reply.status_code < 500 and reply.status_code not in (408, 425, 429):
+                    break
+            if attempt + 1 < _ATTEMPTS:
+                await asyncio.sleep(min(_LONGEST_PAUSE_S, 0.5 * 2**attempt) * random.uniform(0.5, 1))
+        return Failure(prompt.prompt_id, trouble)
+
+    def _completion(self, prompt: Prompt, reply: httpx.Response) -> Completion | Failure:
+        try:
+            choice = reply.json()["choices"][0]
+            reason, text = choice["finish_reason"], choice["text"]
+        except (ValueError, LookupError, TypeError):
+            return Failure(prompt.prompt_id, f"not a completion: {' '.join(reply.text.split())[:200]}")
+        echoed = choice.get("prompt_token_ids")
+        if echoed and tuple(echoed) != prompt.token_ids:
+            raise ContractError(f"the server read other tokens than it was sent for {prompt.prompt_id}")
+        if reason not in ("stop", "length"):
+            return Failure(prompt.prompt_id, f"finish reason {reason!r}")
+        ids = choice.get("token_ids")
+        if ids is None:
+            self.num_retokenized += 1
+            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = tuple(ids)
+        if reason == "stop" and not (ids and ids[-1] in self.spec.eos_token_ids):
+            # The server generated an end-of-turn, for nothing else was to stop it, and left it out.
+            stopped_by = choice.get("stop_reason")
+            ids += (stopped_by if isinstance(stopped_by, int) else self.end_of_turn_id,)
+        return Completion(prompt.prompt_id, ids, reason)
+
+    def _rendered(self, url: str, key: str, body: dict[str, Any]) -> list[int] | None:
+        """Ask one of the two addresses under which vLLM, by version, shows what it makes of messages."""
+        try:
+            reply = httpx.post(url, json=body, timeout=60)
+            value = reply.json().get(key) if reply.is_success else None
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return None
+        return value if isinstance(value, list) else None
+
+    def _served_model(self) -> str:
+        """Return the one model that the server has.
+
+        Raises: UserError when it cannot be reached or has several.
+        """
+        try:
+            reply = httpx.get(f"{self.url}/models", timeout=30)
+            reply.raise_for_status()
+            names = [str(model["id"]) for model in reply.json()["data"]]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"regenerate.endpoint={self.url} does not answer /models: {type(error).__name__} {error}",
+                hint="the address of an OpenAI-compatible server ends in /v1, e.g. http://127.0.0.1:8000/v1",
+            ) from None
+        if len(names) != 1:
+            raise UserError(
+                f"the server has {len(names)} models: {', '.join(names[:5])}",
+                hint="choose one with regenerate.extra_body={model: NAME}",
+            )
+        return names[0]
