@@ -96,10 +96,10 @@ def _run_stage(name: str, path: Path | None, fresh: bool, settings: tuple[str, .
 
     loaded = load_config(path, settings)
     from eyas.stages.context import RunContext
-    from eyas.stages.run import STAGE_FUNCTIONS, run
+    from eyas.stages.run import run, run_stage
 
     context = RunContext(loaded, fresh)
-    run(context) if name == "run" else STAGE_FUNCTIONS[name](context)
+    run(context) if name == "run" else run_stage(context, name)
 
 
 def _inspect_prepared(
@@ -146,6 +146,13 @@ def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
             traceback.print_exc()
         click.echo(f"error: {error}", err=True)
         click.echo("hint: complete work is kept; mend the cause and run the same command again", err=True)
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        said = f": {' '.join(str(error).split())}" if str(error) else ""
+        click.echo(f"error: {type(error).__name__}{said}", err=True)
+        click.echo("hint: this should not happen; please report what the command says with --debug", err=True)
         sys.exit(1)
 
 

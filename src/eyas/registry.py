@@ -17,8 +17,8 @@ EXPORTERS = {
 }
 
 
-def resolve(table: dict[str, str], name: str, kind: str) -> Any:
-    """Import the class registered under ``name``.
+def check(table: dict[str, str], name: str, kind: str) -> None:
+    """Refuse a name that is not in ``table``; nothing is imported.
 
     Raises: UserError naming the closest known name.
     """
@@ -26,5 +26,13 @@ def resolve(table: dict[str, str], name: str, kind: str) -> Any:
         raise UserError(
             f"unknown {kind} {name!r}{did_you_mean(name, table)}", hint=f"known: {', '.join(sorted(table))}"
         )
+
+
+def resolve(table: dict[str, str], name: str, kind: str) -> Any:
+    """Import the class registered under ``name``.
+
+    Raises: UserError naming the closest known name.
+    """
+    check(table, name, kind)
     module, _, attribute = table[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -188,7 +188,8 @@ class TargetSpec:
         if set(value) != names:
             raise ContractError(f"target description has other fields: {sorted(set(value) ^ names)}")
         tuples = {"aux_layer_ids", "eos_token_ids"}
-        return cls(**{k: tuple(v) if k in tuples else v for k, v in value.items()})
+        fields: dict[str, Any] = {k: tuple(v) if k in tuples else v for k, v in value.items()}
+        return cls(**fields)
 
 
 @dataclass(frozen=True)

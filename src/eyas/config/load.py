@@ -33,10 +33,16 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         key, value = _parse_override(override)
         _set(values, key, value)
         origins[key] = "command line"
+    known = known_keys()
+    sections = {key.rpartition(".")[0] for key in known}
+    for key, _ in flatten(values):
+        # Some settings are mappings; their keys are anybody's.
+        if key not in sections and not any(key == k or key.startswith(f"{k}.") for k in known):
+            raise _unknown(key)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        raise _explain(error, values) from None
+        raise _explain(error) from None
     for key, _ in flatten(config.model_dump(mode="json")):
         origins.setdefault(key, "default")
     return LoadedConfig(config, origins)
@@ -49,7 +55,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         if isinstance(value, dict) and value:
             leaves += flatten(value, f"{prefix}{key}.")
         else:
-            leaves.append((prefix + key, value))
+            leaves.append((f"{prefix}{key}", value))
     return leaves
 
 
@@ -73,10 +79,14 @@ def _read(path: Path) -> dict[str, Any]:
             f"cannot read the run file {path}: {error.strerror}",
             hint="name one with -c, for example -c recipes/smollm2-cpu.yaml",
         ) from None
+    except UnicodeDecodeError:
+        raise UserError(f"the run file {path} is not UTF-8 text", hint="-c names a YAML file") from None
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError(
+            f"{path} is not valid YAML: {' '.join(str(error).split())}", hint="mend the file at that line"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"{path} does not hold settings", hint="it should start with 'target:' and 'data:'")
     return values
@@ -90,7 +100,9 @@ def _parse_override(override: str) -> tuple[str, Any]:
         # YAML 1.1 reads "1e-4" as a string; a person means the number.
         return key, float(text) if _is_exponent(text) else yaml.safe_load(text)
     except yaml.YAMLError:
-        raise UserError(f"cannot read the value of {override!r}") from None
+        raise UserError(
+            f"cannot read the value of {override!r}", hint="write it as in YAML; quote it for the shell"
+        ) from None
 
 
 def _is_exponent(text: str) -> bool:
@@ -120,12 +132,10 @@ def _unknown(key: str) -> UserError:
     return UserError(f"unknown setting {key!r}{suggestion}", hint="eyas config --keys lists every setting")
 
 
-def _explain(error: ValidationError, values: dict[str, Any]) -> UserError:
+def _explain(error: ValidationError) -> UserError:
     first = error.errors()[0]
     # For a value of a tuple or union the location ends in an index; the setting is what people know.
     key = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
-    if first["type"] == "extra_forbidden":
-        return _unknown(key)
     if first["type"] == "missing":
         return UserError(f"the setting {key!r} is missing", hint=f"set {key}=... or write it in the run file")
     return UserError(f"{key}: {first['msg']} (got {first['input']!r})", hint="eyas config --keys explains it")

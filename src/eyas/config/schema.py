@@ -121,7 +121,9 @@ class EvaluateSettings(Section):
 
     num_draft_tokens: PositiveInt = Field(3, description="K, draft tokens per target forward")
     num_prompts: PositiveInt = Field(32, description="held-out prompts decoded")
-    max_new_tokens: PositiveInt = Field(128, description="tokens decoded for each prompt")
+    max_new_tokens: int = Field(
+        128, ge=2, description="tokens decoded for each prompt; the first needs no draft"
+    )
 
 
 class RunConfig(Section):

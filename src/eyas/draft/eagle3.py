@@ -4,6 +4,8 @@ Parameter names are those that vLLM and SGLang load. The unroll over steps lives
 decoding loop in eyas.evaluate; both call the small functions below and nothing else.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -87,21 +89,36 @@ class Eagle3Draft(nn.Module):
 
     @torch.no_grad()
     def initialise(
-        self, embedding: torch.Tensor, head_rows: torch.Tensor, norm_weight: torch.Tensor, seed: int
+        self,
+        embedding: torch.Tensor,
+        head_rows: torch.Tensor,
+        norm_weight: torch.Tensor,
+        last_layer: Mapping[str, torch.Tensor],
+        seed: int,
     ) -> None:
-        """Start from the target: its embedding [V, D], its final norm [D], its head's rows [W, D].
+        """Start from the target: its embedding [V, D], final norm [D], head rows [W, D] and last layer.
 
         ``fc`` starts as a pass-through of the last aux layer with a little noise on all of them: the
-        latest state is the best single guess of what the last layer will say.
+        latest state is the best single guess of what the last layer will say. Of ``last_layer`` (weights
+        by their names in it) those are taken whose shape fits; its attention reads the half of the
+        input that holds the hidden state.
         """
         generator = torch.Generator().manual_seed(seed)
         width = self.config.hidden_size
-        for name, parameter in self.trainable().items():
+        for parameter in self.trainable().values():
             if parameter.ndim == 2:
-                values = torch.randn(parameter.shape, generator=generator) * 0.02
-                parameter.copy_(values)
-                if name == "fc.weight":
-                    parameter[:, -width:] += torch.eye(width)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+        self.fc.weight[:, -width:] += torch.eye(width)
         self.embed_tokens.weight.copy_(embedding)
         self.lm_head.weight.copy_(head_rows)
         self.norm.weight.copy_(norm_weight)
+        own = dict(self.layer.named_parameters())
+        for name, weight in last_layer.items():
+            # What the target normalises on its way into attention is what the draft calls hidden.
+            mine = own.get(name.replace("input_layernorm", "hidden_norm"))
+            if mine is None:
+                continue
+            if mine.shape == weight.shape:
+                mine.copy_(weight)
+            elif mine.shape == (weight.shape[0], 2 * weight.shape[1]):
+                mine[:, width:] = weight

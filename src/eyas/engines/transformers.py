@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging as transformers_logging
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.taps import LayerTaps
@@ -35,6 +36,8 @@ class TransformersEngine:
         self.batch_tokens = batch_tokens
         self.batch_size = batch_size
         self.device = torch.device(device)
+        # Its bar for loading would run into our own lines, and fill a log file.
+        transformers_logging.disable_progress_bar()
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, spec.dtype), trust_remote_code=trust_remote_code
         )
@@ -73,8 +76,9 @@ class TransformersEngine:
             self.model.get_decoder()(input_ids=input_ids.to(self.device), use_cache=False)
         aux, last = taps.aux_and_last()
         for row, sample in enumerate(batch):
-            num_tokens = len(sample)
-            yield HiddenStates.select(sample, aux[row, :num_tokens].cpu(), last[row, :num_tokens].cpu())
+            # Copies: a view would keep the whole padded batch in memory until its shard is written.
+            own_aux, own_last = (x[row, : len(sample)].to("cpu", copy=True) for x in (aux, last))
+            yield HiddenStates.select(sample, own_aux, own_last)
 
     @torch.inference_mode()
     def _generate_batch(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Completion]:
@@ -125,7 +129,9 @@ class TransformersSession:
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
-        self.cache = DynamicCache(config=engine.model.config)
+        # Without the configuration every layer keeps all states: those that a sliding window has let go
+        # could not come back when draft tokens are refused. The model's masks keep the window.
+        self.cache = DynamicCache()
 
     @torch.inference_mode()
     def extend(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +146,7 @@ class TransformersSession:
         if excess < 0:
             raise ContractError(f"cannot truncate to {num_tokens} tokens: fewer are cached")
         if excess:
-            self.cache.crop(num_tokens)
+            self.cache.crop(-excess)
 
 
 def batches_by_length(
@@ -160,7 +166,8 @@ def batches_by_length(
 
 def _generator(seed: int, prompt_id: str) -> torch.Generator:
     """One generator a prompt, so that an answer does not depend on its neighbours in the batch."""
-    return torch.Generator().manual_seed(seed * 0x1_0000_0000 + zlib.crc32(prompt_id.encode()))
+    # torch's CPU generator reads no more than 32 bits of its seed, so both have to be in them.
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed}:{prompt_id}".encode()))
 
 
 def _choose(logits: torch.Tensor, temperature: float, generators: Sequence[torch.Generator]) -> list[int]:

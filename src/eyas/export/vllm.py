@@ -42,7 +42,8 @@ class VllmExporter:
     ) -> None:
         """Reload the folder and compare with the trainer's draft.
 
-        ``aux`` [R, A, D] and ``tokens`` [R] are stored states and the tokens that follow them.
+        ``aux`` [R, A, D] and ``tokens`` [R] are stored states of consecutive positions and the tokens
+        that follow them.
         Raises: ContractError naming what disagrees.
         """
         reloaded, target_ids, config = load_export(folder, draft.embed_tokens.weight)
@@ -52,6 +53,8 @@ class VllmExporter:
             i + 1 for i in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
         ):
             raise ContractError("the two lists of aux layer ids in config.json disagree")
+        if reloaded.config != draft.config:
+            raise ContractError("the exported config.json describes another draft than the one trained")
         expected, found = _one_step(draft, aux, tokens), _one_step(reloaded, aux, tokens)
         worst = float((expected - found).abs().max() / expected.abs().max())
         tolerance = {"float32": 1e-5, "bfloat16": 5e-2, "float16": 1e-2}[config["torch_dtype"]]
@@ -101,17 +104,15 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
 
 
 def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits of rows that see only themselves: enough to touch every tensor."""
+    """Logits of consecutive rows at their first step: every tensor and the rotary positions matter."""
     device = draft.embed_tokens.weight.device
     hidden = draft.fuse(aux.to(device, torch.float32))
     mixed = draft.mix(tokens.to(device), hidden)
     positions = torch.arange(len(tokens), device=device)
     keys, values = draft.keys_values(mixed, positions)
-    groups = draft.config.num_attention_heads // draft.config.num_key_value_heads
-    scores = (draft.queries(mixed, positions) * keys.repeat_interleave(groups, dim=1)).sum(-1, keepdim=True)
-    # One key: its weight is 1 whatever the score. The sigmoid keeps queries and keys in the comparison.
-    attended = values.repeat_interleave(groups, dim=1) * torch.sigmoid(scores)
-    return draft.logits(draft.finish(attended, hidden))
+    q, k, v = (x.transpose(0, 1)[None] for x in (draft.queries(mixed, positions), keys, values))
+    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return draft.logits(draft.finish(attended[0].transpose(0, 1), hidden))
 
 
 def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:

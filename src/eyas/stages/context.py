@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,30 +92,32 @@ class RunContext:
         return str(record["output"])
 
 
-def begin(context: RunContext, stage: str, inputs: Mapping[str, Any]) -> bool:
+def begin(
+    context: RunContext, stage: str, inputs: Mapping[str, Any], is_whole: Callable[[], bool] = lambda: True
+) -> bool:
     """Return whether the stage has work to do; record what it is about to be made from.
 
-    A stage that is done from the same inputs is left alone; one that was interrupted goes on.
+    A stage that is done from the same inputs is left alone while what it wrote ``is_whole``; one that
+    was interrupted or has lost a part goes on.
     Raises: UserError when the folder was made from other inputs, naming the first that differs.
     """
     folder = context.folder(stage)
     known = json.loads(json.dumps(inputs))
+    if context.fresh and folder.exists():
+        shutil.rmtree(folder)
     record = _read_record(folder)
-    if record is None and folder.is_dir() and any(folder.iterdir()) and not context.fresh:
+    if record is None and folder.is_dir() and any(folder.iterdir()):
         raise UserError(
             f"{folder} was not written by eyas {stage}",
             hint="name another run_dir, or overwrite it with --fresh",
         )
-    if record is not None and record["inputs"] != known and not context.fresh:
+    if record is not None and record["inputs"] != known:
         raise UserError(_difference(folder, record["inputs"], known), hint=f"eyas {stage} --fresh redoes it; "
                         "or name another run_dir")  # fmt: skip
-    if context.fresh and folder.exists():
-        shutil.rmtree(folder)
-        record = None
-    if record is not None and record["done"]:
+    if record is not None and record["done"] and is_whole():
         say(f"{stage}: already done ({folder})")
         return False
-    if record is None:
+    if record is None or record["done"]:
         _write_record(folder, stage, known, done=False)
     with atomic_file(context.config.run_dir / "run.yaml") as beside:
         beside.write_text(to_commented_yaml(context.loaded), encoding="utf-8")

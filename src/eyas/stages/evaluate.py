@@ -1,11 +1,12 @@
-"""evaluate: speculative decoding with the exported draft, compared with the target alone and with the prediction."""
+"""evaluate: speculative decoding with the exported draft, beside the target alone and the prediction."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from eyas.errors import ContractError
+from eyas.errors import ContractError, UserError
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
 from eyas.evaluate.lossless import NEAR_TIE, FirstDifference, first_difference
@@ -16,6 +17,7 @@ from eyas.stages.context import RunContext, begin, finish
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
 from eyas.train.metrics import Acceptance
+from eyas.types import TokenizedSample
 
 
 def evaluate(context: RunContext) -> None:
@@ -42,7 +44,7 @@ def evaluate(context: RunContext) -> None:
     differences: list[FirstDifference] = []
     with Progress("evaluate", len(indices), "prompts") as progress:
         for index in indices:
-            sample = states.read(index).sample
+            sample = states.sample(index)
             prompt = sample.input_ids[: sample.loss_mask.argmax()].tolist()
             limit, eos = settings.max_new_tokens, context.spec.eos_token_ids
             plain.append(decode_plain(engine.session(), prompt, limit, eos))
@@ -67,9 +69,27 @@ def evaluate(context: RunContext) -> None:
 
 
 def _choose(states: ShardStore, num_prompts: int, max_new_tokens: int) -> list[int]:
-    """Take prompts evenly over the split; an answer must be known as far as it will be decoded."""
-    step = max(1, len(states.lengths) // num_prompts)
-    return list(range(0, len(states.lengths), step))[:num_prompts]
+    """Take prompts evenly over the split; an answer must be known as far as it will be decoded.
+
+    Raises: UserError when no answer is.
+    """
+    known = [i for i in range(len(states.lengths)) if _num_known(states.sample(i)) >= max_new_tokens]
+    if not known:
+        raise UserError(
+            f"every held-out answer is cut before evaluate.max_new_tokens={max_new_tokens} tokens",
+            hint="lower it, or raise regenerate.max_new_tokens and data.max_length",
+        )
+    step = max(1, len(known) // num_prompts)
+    return known[::step][:num_prompts]
+
+
+def _num_known(sample: TokenizedSample) -> float:
+    """Return how many tokens of the first answer the stored states tell; a finished answer has no more."""
+    start = int(sample.loss_mask.argmax())
+    length = int(np.append(~sample.loss_mask[start:], True).argmax())
+    is_cut = sample.cut and start + length == len(sample)
+    # The last state of a cut answer still tells the token after it.
+    return length + 1 if is_cut else float("inf")
 
 
 def _total(decoded: Sequence[Decoded], num_draft_tokens: int) -> Acceptance:

@@ -26,9 +26,9 @@ def export(context: RunContext) -> None:
         "target": context.spec.fingerprint,
         "export": context.config.export.model_dump(mode="json"),
     }
+    check_same_target(checkpoint.spec, context.spec)
     if not begin(context, "export", inputs):
         return
-    check_same_target(checkpoint.spec, context.spec)
     exporter = registry.resolve(registry.EXPORTERS, context.config.export.format, "export format")()
     draft = Eagle3Draft(checkpoint.draft_config)
     load_weights(checkpoint, draft)

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from eyas.data.prepared import SPLITS, read_manifest, read_samples
-from eyas.errors import ContractError, EyasError
+from eyas.errors import ContractError, EyasError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.store.manifest import StoreManifest, plan_shards
-from eyas.store.shards import ShardStore, ShardWriter
+from eyas.store.shards import ShardStore, ShardWriter, missing_shards
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
 
@@ -24,12 +24,13 @@ def extract(context: RunContext) -> None:
     manifest = read_manifest(context.samples_folder)
     for key in ("tokenizer_fingerprint", "template_fingerprint"):
         if manifest[key] != getattr(context.spec, key):
-            raise ContractError(
+            raise UserError(
                 f"{context.samples_folder} was made with another {key.removesuffix('_fingerprint')} "
                 "than the target's",
                 hint="prepare the data again for this target",
             )
-    if not begin(context, "extract", inputs):
+    stores = [context.folder("extract") / split for split in SPLITS]
+    if not begin(context, "extract", inputs, lambda: not any(missing_shards(s) for s in stores)):
         return
     fingerprints = {}
     engine = None

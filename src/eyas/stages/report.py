@@ -42,22 +42,24 @@ pre {{ overflow-x: auto; font-size: 13px; border: 1px solid var(--line); padding
 def summary_rows(context: RunContext) -> list[tuple[str, str]]:
     """Return the run's figures, each with its conditions."""
     report = facts_of(context, "evaluate")["report"]
-    trained = facts_of(context, "train")
+    num_steps = facts_of(context, "train")["num_steps"]
     counts = facts_of(context, context.samples_stage)["counts"]
-    k = report["num_draft_tokens"]
-    rates = ", ".join(f"{r:.0%}" for r in report["acceptance_rates"])
+    tokens, conversations = counts["train_supervised_tokens"], counts["train_conversations"]
+    layers = ", ".join(map(str, context.spec.aux_layer_ids))
+    prompts, limit = report["num_prompts"], report["max_new_tokens"]
+    with_draft, without = report["drafted_tokens_per_s"], report["plain_tokens_per_s"]
     return [
-        ("target", f"{context.config.target.model} ({report['dtype']}, aux layers "
-                   f"{', '.join(map(str, context.spec.aux_layer_ids))})"),
-        ("trained on", f"{counts['train_supervised_tokens']:,} tokens of {counts['train_conversations']:,} "
-                       f"conversations, {trained['num_steps']} steps"),
-        ("evaluated on", f"{report['num_prompts']} held-out prompts, greedy, up to {report['max_new_tokens']} tokens"),
-        ("accepted, by position", rates),
-        (f"acceptance length (K={k})", f"{report['acceptance']:.3f} decoded, {report['predicted']:.3f} predicted"),
-        ("identical outputs", f"{report['identical']} of {report['num_prompts']}"),
-        ("speed", f"{report['drafted_tokens_per_s']:.1f} tokens/s with the draft, "
-                  f"{report['plain_tokens_per_s']:.1f} without ({report['device']}, batch 1)"),
-    ]  # fmt: skip
+        ("target", f"{context.config.target.model} ({report['dtype']}, aux layers {layers})"),
+        ("trained on", f"{tokens:,} tokens of {conversations:,} conversations, {num_steps} steps"),
+        ("evaluated on", f"{prompts} held-out prompts, greedy, up to {limit} tokens"),
+        ("accepted, by position", ", ".join(f"{r:.0%}" for r in report["acceptance_rates"])),
+        ("acceptance length", f"{report['acceptance']:.3f} decoded, {report['predicted']:.3f} predicted"),
+        ("identical outputs", f"{report['identical']} of {prompts}"),
+        (
+            "speed",
+            f"{with_draft:.1f} tokens/s with the draft, {without:.1f} without ({report['device']}, batch 1)",
+        ),
+    ]
 
 
 def print_summary(context: RunContext) -> None:
@@ -68,9 +70,7 @@ def print_summary(context: RunContext) -> None:
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
     if context.spec.hidden_size < 2048:
-        print(
-            f"{'':<{width}}  (a target this small is as quick as its draft; expect a speed-up from large ones)"
-        )
+        print(f"{'':<{width}}  (no draft makes a target this small faster; large ones are another matter)")
     report = facts_of(context, "evaluate")["report"]
     print(
         f"\nacceptance length: {report['acceptance']:.2f} (K={report['num_draft_tokens']}, held-out)",
@@ -112,8 +112,9 @@ def write_report(context: RunContext) -> Path:
     page = _PAGE.format(
         title=escape(f"EAGLE-3 draft for {context.config.target.model}"),
         headline=f"acceptance length {report['acceptance']:.2f}",
-        explanation=f"tokens per target forward with a chain of K = {report['num_draft_tokens']} draft tokens, "
-        "decoded greedily on held-out prompts. Without a draft it is 1.",
+        explanation="tokens per target forward with a chain of "
+        f"K = {report['num_draft_tokens']} draft tokens, decoded greedily on held-out prompts. "
+        "Without a draft it is 1.",
         sections="\n".join(sections),
     )
     path = context.config.run_dir / "report.html"
@@ -138,4 +139,5 @@ def _versions() -> str:
     import torch
     import transformers
 
-    return f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
+    python = platform.python_version()
+    return f"torch {torch.__version__}, transformers {transformers.__version__}, Python {python}"

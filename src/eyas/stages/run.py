@@ -1,7 +1,11 @@
 """run: every stage in order; what is done already is left alone."""
 
+import shutil
 from collections.abc import Callable
 
+from eyas import registry
+from eyas.errors import UserError
+from eyas.layer_ids import to_sglang
 from eyas.progress import say
 from eyas.stages.context import RunContext
 from eyas.stages.evaluate import evaluate
@@ -10,7 +14,7 @@ from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
-from eyas.stages.train import train
+from eyas.stages.train import draft_config, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
     "prepare": prepare,
@@ -24,10 +28,45 @@ STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
 
 def run(context: RunContext) -> None:
     """Run the whole pipeline and show what came out of it."""
-    for name, stage in STAGE_FUNCTIONS.items():
+    for name in STAGE_FUNCTIONS:
         if name == "regenerate" and not context.config.regenerate.enabled:
             continue
-        stage(context)
+        run_stage(context, name)
     page = write_report(context)
     print_summary(context)
     say(f"report: {page}")
+
+
+def run_stage(context: RunContext, name: str) -> None:
+    """Run one stage; what it has begun to write when it finds the input wrong is taken back."""
+    check_settings(context)
+    run_dir, folder = context.config.run_dir, context.folder(name)
+    new_run, new_stage = not run_dir.exists(), not folder.exists()
+    try:
+        STAGE_FUNCTIONS[name](context)
+    except UserError:
+        if new_stage:
+            shutil.rmtree(folder, ignore_errors=True)
+        if new_run and run_dir.is_dir():
+            (run_dir / "run.yaml").unlink(missing_ok=True)
+            if not any(run_dir.iterdir()):
+                run_dir.rmdir()
+        raise
+
+
+def check_settings(context: RunContext) -> None:
+    """Refuse what a late stage would refuse, before an early one works for hours.
+
+    Raises: UserError for a name that nothing is registered under, aux layers that an engine cannot
+    serve, or a draft of an impossible shape.
+    """
+    config = context.config
+    for table, name, kind in (
+        (registry.ENGINES, config.regenerate.engine, "engine"),
+        (registry.ENGINES, config.extract.engine, "engine"),
+        (registry.DRAFTS, config.draft.architecture, "draft architecture"),
+        (registry.EXPORTERS, config.export.format, "export format"),
+    ):
+        registry.check(table, name, kind)
+    to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
+    draft_config(context, config.draft.vocab_size or context.spec.vocab_size)

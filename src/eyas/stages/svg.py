@@ -41,9 +41,8 @@ def line_chart(series: dict[str, Sequence[tuple[float, float]]], x_label: str, y
             y = _TOP + 14 + 16 * number
             parts.append(f'<text x="{_WIDTH - _RIGHT - 4}" y="{y}" text-anchor="end" style="fill:{colour}">')
             parts.append(f"{escape(name)}</text>")
-    parts.append(
-        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 2}" text-anchor="middle">{escape(x_label)}</text></svg>'
-    )
+    x = (_LEFT + _WIDTH) / 2
+    parts.append(f'<text x="{x}" y="{_HEIGHT - 2}" text-anchor="middle">{escape(x_label)}</text></svg>')
     return "".join(parts)
 
 

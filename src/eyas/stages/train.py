@@ -4,13 +4,16 @@ import torch
 
 from eyas.data.prepared import read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
-from eyas.draft.base import draft_config_for
+from eyas.draft.base import DraftConfig, draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
-from eyas.errors import ContractError
+from eyas.errors import UserError
 from eyas.progress import say
 from eyas.stages.context import RunContext, begin, finish, next_command
+from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore
+from eyas.targets.families import family_of
 from eyas.targets.teacher import TeacherHead, read_teacher
+from eyas.targets.weights import read_layer
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
 from eyas.train.loop import Trainer
 from eyas.types import TargetSpec, VocabMap
@@ -26,10 +29,10 @@ def train(context: RunContext) -> None:
         "num_draft_tokens": config.evaluate.num_draft_tokens,
         "seed": config.seed,
     }
+    check_same_target(StoreManifest.read(context.folder("extract") / "train").spec, context.spec)
     if not begin(context, "train", inputs):
         return
     stores = {split: ShardStore(context.folder("extract") / split) for split in ("train", "held_out")}
-    check_same_target(stores["train"].spec, context.spec)
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
     always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
     vocab = build_vocab_map(counts, config.draft.vocab_size, always)
@@ -67,32 +70,41 @@ def train(context: RunContext) -> None:
 
 
 def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eagle3Draft:
-    """Build a draft of the configured shape that starts from the target's embedding, norm and head."""
-    draft_settings = context.config.draft
-    draft_config = draft_config_for(
-        context.spec,
-        len(vocab),
-        draft_settings.intermediate_size,
-        draft_settings.num_attention_heads,
-        draft_settings.num_key_value_heads,
-    )
-    draft = Eagle3Draft(draft_config)
+    """Build a draft of the configured shape that starts from the target's own weights."""
+    draft = Eagle3Draft(draft_config(context, len(vocab)))
     norm = teacher.norm_weight + (1.0 if teacher.norm_kind == "rms_one_plus" else 0.0)
     rows = teacher.head[torch.from_numpy(vocab.target_ids)]
-    draft.initialise(teacher.embedding, rows, norm, context.config.seed)
+    layer = family_of(context.spec.architecture).layer.format(context.spec.num_layers - 1)
+    last_layer = read_layer(context.target_folder, layer)
+    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed)
     return draft
+
+
+def draft_config(context: RunContext, vocab_size: int) -> DraftConfig:
+    """Return the configured shape of the draft.
+
+    Raises: UserError when heads do not divide.
+    """
+    shape = context.config.draft
+    return draft_config_for(
+        context.spec,
+        vocab_size,
+        shape.intermediate_size,
+        shape.num_attention_heads,
+        shape.num_key_value_heads,
+    )
 
 
 def check_same_target(stored: TargetSpec, asked: TargetSpec) -> None:
     """Refuse states of another target, naming what differs.
 
-    Raises: ContractError.
+    Raises: UserError.
     """
     if stored.fingerprint == asked.fingerprint:
         return
     before, now = stored.to_json(), asked.to_json()
     key = next(k for k in before if before[k] != now[k] and k not in ("model", "revision"))
-    raise ContractError(
+    raise UserError(
         f"the states were written for another target: {key} is {before[key]} there and {now[key]} here",
         hint="extract again for this target: eyas extract --fresh",
     )

@@ -37,16 +37,10 @@ class ShardWriter:
             raise ContractError(
                 f"{folder} holds states of another target or other data", hint="extract again with --fresh"
             )
-        self.records = read_journal(folder)
 
     def missing(self) -> list[int]:
         """Return the numbers of the shards that are not yet complete."""
-        return [
-            shard
-            for shard in range(self.manifest.num_shards)
-            if shard not in self.records
-            or not _is_whole(shard_path(self.folder, shard), self.records[shard].num_bytes)
-        ]
+        return missing_shards(self.folder)
 
     def write(
         self, shard: int, states: Sequence[HiddenStates], failures: Sequence[Failure] = ()
@@ -66,8 +60,17 @@ class ShardWriter:
             tuple((f.sample_id, f.reason) for f in failures),
         )
         append_record(self.folder, record)
-        self.records[shard] = record
         return record
+
+
+def missing_shards(folder: Path) -> list[int]:
+    """Return the numbers of the shards of the store in ``folder`` that are not complete on disk."""
+    records = read_journal(folder)
+    return [
+        shard
+        for shard in range(StoreManifest.read(folder).num_shards)
+        if shard not in records or not _is_whole(shard_path(folder, shard), records[shard].num_bytes)
+    ]
 
 
 def _is_whole(path: Path, num_bytes: int) -> bool:
@@ -75,15 +78,24 @@ def _is_whole(path: Path, num_bytes: int) -> bool:
 
 
 def _header(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, str]:
-    return {
-        "format_version": str(FORMAT_VERSION),
+    facts = {
+        "format_version": FORMAT_VERSION,
         "target": manifest.spec.fingerprint,
-        "sample_ids": json.dumps([s.sample.sample_id for s in states]),
+        "sample_ids": [s.sample.sample_id for s in states],
     }
+    # One entry: safetensors writes several in a random order, and a redone shard must have the same bytes.
+    return {"eyas": json.dumps(facts)}
 
 
 def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, torch.Tensor]:
     spec = manifest.spec
+    for s in states:
+        if s.aux.shape[1:] != (spec.num_aux_layers, spec.hidden_size):
+            raise ContractError(
+                f"sample {s.sample.sample_id}: {s.aux.shape[1]} aux layers of width {s.aux.shape[2]}, "
+                f"the target's are {spec.num_aux_layers} of width {spec.hidden_size}",
+                hint="the engine returned only some of the layers that it was asked for",
+            )
     dtype = getattr(torch, spec.dtype)
     empty_aux = torch.empty(0, spec.num_aux_layers, spec.hidden_size, dtype=dtype)
     empty_last = torch.empty(0, spec.hidden_size, dtype=dtype)
@@ -137,6 +149,11 @@ class ShardStore:
         shard, place = self._places[index]
         return self._open(shard).read(place)
 
+    def sample(self, index: int) -> TokenizedSample:
+        """Return the tokens of a sample without its states."""
+        shard, place = self._places[index]
+        return self._open(shard).samples[place]
+
     def _open_shard(self, shard: int) -> "_OpenShard":
         path = shard_path(self.folder, shard)
         record = self._records[shard]
@@ -162,25 +179,25 @@ class _OpenShard:
 
     def __init__(self, path: Path) -> None:
         self._file = safe_open(path, framework="pt")
-        metadata = self._file.metadata()
-        self.target = metadata["target"]
-        self.sample_ids: list[str] = json.loads(metadata["sample_ids"])
+        facts = json.loads(self._file.metadata()["eyas"])
+        self.target = facts["target"]
+        self.sample_ids: list[str] = facts["sample_ids"]
         self._input_ids = self._file.get_tensor("input_ids").numpy()
         self._loss_mask = self._file.get_tensor("loss_mask").numpy()
         self._cut = self._file.get_tensor("cut").tolist()
         self._offsets = self._file.get_tensor("offsets").tolist()
         self._aux = self._file.get_slice("aux")
         self._last = self._file.get_slice("last")
-        self._samples = [self._sample(i) for i in range(len(self.sample_ids))]
-        self._rows = np.cumsum([0, *(int(s.supervised.sum()) for s in self._samples)]).tolist()
+        self.samples = [self._sample(i) for i in range(len(self.sample_ids))]
+        self._rows = np.cumsum([0, *(int(s.supervised.sum()) for s in self.samples)]).tolist()
 
     def lengths(self) -> list[int]:
-        return [len(s) for s in self._samples]
+        return [len(s) for s in self.samples]
 
     def read(self, place: int) -> HiddenStates:
         start, end = self._offsets[place], self._offsets[place + 1]
         first, stop = self._rows[place], self._rows[place + 1]
-        return HiddenStates(self._samples[place], self._aux[start:end], self._last[first:stop])
+        return HiddenStates(self.samples[place], self._aux[start:end], self._last[first:stop])
 
     def _sample(self, place: int) -> TokenizedSample:
         start, end = self._offsets[place], self._offsets[place + 1]

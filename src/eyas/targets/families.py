@@ -8,12 +8,13 @@ from eyas.types import NormKind
 
 @dataclass(frozen=True)
 class Family:
-    """Where an architecture keeps the three tensors of the teacher, and how its final norm works."""
+    """Where an architecture keeps the teacher's three tensors and its layers, and how its norm works."""
 
     norm_kind: NormKind = "rms"
     embedding: str = "model.embed_tokens.weight"
     final_norm: str = "model.norm.weight"
     head: str = "lm_head.weight"
+    layer: str = "model.layers.{}."
     norm_eps_key: str = "rms_norm_eps"
     softcap_key: str | None = None
     # Name of the configuration value that the logits are multiplied by, or None.

@@ -23,7 +23,7 @@ def read_tokenizer(folder: Path, trust_remote_code: bool = False) -> PreTrainedT
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # tokenizers raises a bare Exception for a damaged tokenizer.json
         raise UserError(
             f"{folder} has no tokenizer that loads: {str(error).splitlines()[0]}",
             hint="a target folder needs tokenizer.json (or its tokenizer's own files)",
@@ -45,14 +45,18 @@ def read_target(folder: Path, settings: TargetSettings) -> TargetSpec:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read {folder / 'config.json'}: {str(error).splitlines()[0]}") from None
+        raise UserError(
+            f"cannot read {folder / 'config.json'}: {str(error).splitlines()[0]}",
+            hint="the model folder is damaged; download or copy it again",
+        ) from None
     architecture = (config.architectures or ["(none named)"])[0]
     family = family_of(architecture)
     text = config.get_text_config()
     tokenizer = read_tokenizer(folder, settings.trust_remote_code)
     if len(tokenizer) > text.vocab_size:
         raise UserError(
-            f"the tokenizer in {folder} has {len(tokenizer)} ids but the embedding only {text.vocab_size} rows",
+            f"the tokenizer in {folder} has {len(tokenizer)} ids "
+            f"but the embedding only {text.vocab_size} rows",
             hint="the tokenizer is another model's, or tokens were added without resizing the embedding",
         )
     num_layers = text.num_hidden_layers

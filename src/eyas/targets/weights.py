@@ -26,6 +26,19 @@ def read_tensor(folder: Path, name: str) -> torch.Tensor:
         raise UserError(f"{path} is damaged: {error}", hint="download the model again") from None
 
 
+def read_layer(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Read the floating-point tensors whose names start with ``prefix``, by the rest of their names."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = json.loads(index.read_text())["weight_map"]
+        names = [name for name in weight_map if name.startswith(prefix)]
+    else:
+        with safe_open(folder / "model.safetensors", framework="pt") as f:
+            names = [name for name in f.keys() if name.startswith(prefix)]  # noqa: SIM118
+    tensors = {name.removeprefix(prefix): read_tensor(folder, name) for name in sorted(names)}
+    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+
 def _file_of(folder: Path, name: str) -> str:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():

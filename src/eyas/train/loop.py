@@ -64,7 +64,7 @@ class Trainer:
         self.settings_fingerprint = fingerprint(
             [self.settings.model_dump(mode="json", exclude={"device"}), self.seed, self.vocab.fingerprint]
         )
-        self.best = 0.0
+        self.best, self.best_step = 0.0, 0
 
     def run(self, stop_after: int | None = None) -> None:
         """Train from the last checkpoint, or from the start, to the end (or for ``stop_after`` steps)."""
@@ -141,7 +141,7 @@ class Trainer:
             }
         )
         if acceptance.length > self.best:
-            self.best = acceptance.length
+            self.best, self.best_step = acceptance.length, step
             folder = self._save(step)
             mark_best(self.root, folder)
 
@@ -156,7 +156,7 @@ class Trainer:
             vocab=self.vocab,
             data_fingerprint=self.train_states.fingerprint,
             settings_fingerprint=self.settings_fingerprint,
-            metrics={"best": self.best, "history": self.history},
+            metrics={"best": self.best, "best_step": self.best_step, "history": self.history},
         )
         save_checkpoint(checkpoint, self.draft, self.optimizer)
         prune(self.root)
@@ -178,7 +178,10 @@ class Trainer:
         load_weights(checkpoint, self.draft)
         load_optimizer(checkpoint, self.draft, self.optimizer)
         self.history = list(checkpoint.metrics["history"])
-        self.best = checkpoint.metrics["best"]
+        self.best, self.best_step = checkpoint.metrics["best"], checkpoint.metrics["best_step"]
+        if self.best_step == checkpoint.step:
+            # The interruption may have come between saving this checkpoint and marking it.
+            mark_best(self.root, folder)
         return checkpoint.step
 
     def _log(self, row: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ class StepSums:
     def of(cls, result: UnrollResult) -> StepSums:
         steps = torch.arange(len(result.step_kl), device=result.accepted.device)[:, None]
         return cls(
-            loss=float(result.loss),
+            loss=float(result.loss.detach()),
             num_supervised=result.num_supervised,
             step_kl=result.step_kl.tolist(),
             agreed=(result.accepted[None] > steps).sum(1).tolist(),

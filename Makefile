@@ -1,0 +1,38 @@
+# Two commands do everything: make demo, make test.
+PYTHON ?= python3
+BIN := .venv/bin
+# --no-deps: the requirement files are complete, and a resolver could pull a CUDA build of torch.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check format clean
+
+demo: .venv/demo.done
+	$(BIN)/eyas run -c recipes/smollm2-cpu.yaml
+
+test: .venv/test.done
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: .venv/test.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/test.done
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/demo.done: requirements/demo.txt pyproject.toml | .venv/bin/python
+	$(PIP) torch==2.13.0
+	$(PIP) --no-deps -r requirements/demo.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/test.done: requirements/test.txt .venv/demo.done
+	$(PIP) --no-deps -r requirements/test.txt
+	@touch $@
+
+clean:
+	rm -rf .venv runs

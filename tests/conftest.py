@@ -1,0 +1,34 @@
+import os
+from pathlib import Path
+
+# Nothing in a test may reach a hub, and two threads are all that two cores can use.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+from eyas.engines.transformers import TransformersEngine
+from eyas.types import TargetSpec
+from tiny import make_target, spec_of
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a six-layer random Llama with a ChatML tokenizer, in fp32."""
+    return make_target(tmp_path_factory.mktemp("target") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_spec(tiny_target: Path) -> TargetSpec:
+    return spec_of(tiny_target)
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_target: Path, tiny_spec: TargetSpec) -> TransformersEngine:
+    return TransformersEngine(tiny_target, tiny_spec, batch_tokens=128, batch_size=4)
+
+
+@pytest.fixture(autouse=True)
+def _one_seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,175 @@
+"""Speculative decoding changes the speed and never the text, and the prediction is what decoding does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.draft.base import draft_config_for
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.evaluate.acceptance import predict_acceptance
+from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
+from eyas.evaluate.lossless import first_difference
+from eyas.train.loop import Trainer
+from eyas.train.metrics import Acceptance
+from eyas.types import HiddenStates
+from tiny import answered_states, make_trainer
+
+LIMIT = 30
+
+
+class Scripted:
+    """A draft chain that proposes from a script: the known continuation, or anything but it."""
+
+    def __init__(self, answer: Sequence[int], wrong: int = 0) -> None:
+        self.answer = answer
+        self.wrong = wrong
+        self.known = 0
+
+    def propose(self, aux: torch.Tensor, following: Sequence[int], num_draft_tokens: int) -> list[int]:
+        # The first call carries the whole prompt; each later one exactly the new tokens.
+        self.known += len(following) if self.known else 1
+        ahead = list(self.answer[self.known : self.known + num_draft_tokens])
+        ahead += [0] * (num_draft_tokens - len(ahead))
+        return [(token + self.wrong) % 300 for token in ahead]
+
+
+def prompt_of(states: HiddenStates) -> list[int]:
+    sample = states.sample
+    return sample.input_ids[: sample.loss_mask.argmax()].tolist()
+
+
+def plain(engine: Any, prompt: Sequence[int], limit: int = LIMIT) -> Decoded:
+    return decode_plain(engine.session(), prompt, limit, engine.spec.eos_token_ids)
+
+
+def speculative(engine: Any, chain: Any, prompt: Sequence[int], k: int, limit: int = LIMIT) -> Decoded:
+    return decode_speculative(engine.session(), chain, prompt, k, limit, engine.spec.eos_token_ids)
+
+
+@pytest.fixture(scope="module")
+def states(tiny_engine: Any) -> list[HiddenStates]:
+    return answered_states(tiny_engine, 24, LIMIT)
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tiny_target: Path, states: list[HiddenStates], tmp_path_factory: pytest.TempPathFactory
+) -> Trainer:
+    """A draft that knows these answers well enough to have some of its tokens accepted."""
+    root = tmp_path_factory.mktemp("trained")
+    trainer = make_trainer(
+        root, tiny_target, states, states[:4], num_epochs=30, learning_rate=1e-2, max_grad_norm=5.0
+    )
+    trainer.run()
+    return trainer
+
+
+def test_plain_decoding_is_the_engines_own_greedy_answer(
+    tiny_engine: Any, states: list[HiddenStates]
+) -> None:
+    for item in states:
+        prompt = prompt_of(item)
+        assert plain(tiny_engine, prompt).token_ids == item.sample.input_ids[len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_an_oracle_has_everything_accepted(tiny_engine: Any, states: list[HiddenStates], k: int) -> None:
+    for item in states[:8]:
+        prompt = prompt_of(item)
+        answer = plain(tiny_engine, prompt)
+        found = speculative(tiny_engine, Scripted(answer.token_ids), prompt, k)
+        assert found.token_ids == answer.token_ids
+        assert found.acceptance is not None
+        # The first token is prefill's; each round gives k + 1 tokens, the last one what is left.
+        assert found.acceptance.num_rounds == -(-(len(answer.token_ids) - 1) // (k + 1))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_draft_that_is_always_wrong_costs_nothing_but_time(
+    tiny_engine: Any, states: list[HiddenStates], k: int
+) -> None:
+    for item in states[:8]:
+        prompt = prompt_of(item)
+        answer = plain(tiny_engine, prompt)
+        found = speculative(tiny_engine, Scripted(answer.token_ids, wrong=7), prompt, k)
+        assert found.token_ids == answer.token_ids
+        assert found.acceptance is not None
+        assert found.acceptance.accepted_at == (0,) * k
+        assert found.acceptance.num_rounds == len(answer.token_ids) - 1
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_a_random_draft_changes_no_token(tiny_engine: Any, states: list[HiddenStates], k: int) -> None:
+    draft = Eagle3Draft(draft_config_for(tiny_engine.spec, 300))
+    for item in states[:8]:
+        prompt = prompt_of(item)
+        found = speculative(tiny_engine, DraftChain(draft, torch.arange(300)), prompt, k)
+        assert found.token_ids == plain(tiny_engine, prompt).token_ids
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_no_token_is_given_beyond_the_limit(
+    tiny_engine: Any, trained: Trainer, states: list[HiddenStates], limit: int
+) -> None:
+    for item in states[:6]:
+        prompt = prompt_of(item)
+        found = speculative(tiny_engine, DraftChain(trained.draft, trained.target_ids), prompt, 3, limit)
+        assert found.token_ids == plain(tiny_engine, prompt, limit).token_ids
+
+
+@pytest.mark.parametrize(("k", "limit"), [(1, LIMIT), (3, LIMIT), (5, LIMIT), (3, 11)])
+def test_predicted_acceptance_is_the_decoded_one_round_for_round(
+    tiny_engine: Any, trained: Trainer, states: list[HiddenStates], k: int, limit: int
+) -> None:
+    decoded = Acceptance.empty(k)
+    for item in states:
+        prompt = prompt_of(item)
+        chain = DraftChain(trained.draft, trained.target_ids)
+        found = speculative(tiny_engine, chain, prompt, k, limit)
+        assert found.token_ids == plain(tiny_engine, prompt, limit).token_ids
+        assert found.acceptance is not None
+        decoded += found.acceptance
+    predicted = predict_acceptance(
+        trained.draft,
+        trained.teacher,
+        trained.target_ids,
+        trained.train_states,
+        range(len(states)),
+        k,
+        limit,
+    )
+    assert predicted == decoded
+    assert decoded.length > 1.3, "the draft should have learned enough for the comparison to mean something"
+
+
+def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[HiddenStates]) -> None:
+    """The cache of the decoder and the batch of the trainer are two ways to the same first token."""
+    from eyas.train.batch import pack_batch
+    from eyas.train.unroll import unroll
+
+    item = states[0]
+    batch = pack_batch([item], 1, torch.device("cpu"), torch.float32)
+    with torch.no_grad():
+        ((_, logits),) = unroll(trained.draft, batch)
+        first = int(batch.plan.rows[0][0])
+        chain = DraftChain(trained.draft, trained.target_ids)
+        tokens = item.sample.input_ids[1 : first + 2].tolist()
+        (proposed,) = chain.propose(item.aux[: first + 1], tokens, 1)
+    assert proposed == int(trained.target_ids[logits[0].argmax()])
+
+
+def test_the_first_difference_is_found_with_its_gap() -> None:
+    assert first_difference("p", [1, 2, 3], [1, 2, 3], [9.0, 9.0, 9.0]) is None
+    found = first_difference("p", [1, 2, 3], [1, 5, 3], [9.0, 0.5, 9.0])
+    assert found is not None
+    assert (found.position, found.expected, found.found, found.gap) == (1, 2, 5, 0.5)
+
+
+@pytest.mark.parametrize(("expected", "found"), [([1, 2], [1]), ([1], [1, 2])])
+def test_an_answer_that_ends_elsewhere_is_never_a_near_tie(expected: list[int], found: list[int]) -> None:
+    difference = first_difference("p", expected, found, [0.0] * len(expected))
+    assert difference is not None
+    assert difference.gap == float("inf")

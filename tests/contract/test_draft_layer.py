@@ -1,0 +1,127 @@
+"""The draft's decoder layer is a Llama layer that reads two vectors; where the two coincide they agree."""
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from eyas.draft.base import draft_config_for
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.draft.layers import llama_config
+from eyas.train.attention import attend
+from tiny import make_spec
+
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+def make_draft(rope: str = "default", **shape: int) -> Eagle3Draft:
+    draft = Eagle3Draft(draft_config_for(make_spec(rope_parameters=ROPES[rope]), 20, **shape))
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1 if parameter.ndim == 1 else 0))
+    return draft
+
+
+def one_step(draft: Eagle3Draft, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    positions = torch.arange(len(tokens))
+    mixed = draft.mix(tokens, hidden)
+    whole = [(slice(0, len(tokens)), slice(0, len(tokens)))]
+    keys_values = draft.keys_values(mixed, positions)
+    attended = attend(draft.queries(mixed, positions), positions, keys_values, [], whole)
+    return draft.finish(attended, hidden)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_a_draft_that_ignores_the_token_is_a_llama_layer(rope: str) -> None:
+    draft = make_draft(rope)
+    config = llama_config(draft.config)
+    config._attn_implementation = "eager"
+    theirs = LlamaDecoderLayer(config, layer_idx=0)
+    attention, width = draft.layer.self_attn, draft.config.hidden_size
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            ours = getattr(attention, name).weight
+            ours[:, :width] = 0  # the half that reads the token
+            getattr(theirs.self_attn, name).weight.copy_(ours[:, width:])
+        theirs.self_attn.o_proj.weight.copy_(attention.o_proj.weight)
+        theirs.mlp.load_state_dict(draft.layer.mlp.state_dict())
+        theirs.input_layernorm.weight.copy_(draft.layer.hidden_norm.weight)
+        theirs.post_attention_layernorm.weight.copy_(draft.layer.post_attention_layernorm.weight)
+
+        num = 40
+        hidden = torch.randn(num, width)
+        tokens = torch.randint(0, 50, (num,))
+        positions = torch.arange(num)[None]
+        causal = torch.full((num, num), float("-inf")).triu(1)[None, None]
+        expected = theirs(
+            hidden[None],
+            attention_mask=causal,
+            position_ids=positions,
+            position_embeddings=LlamaRotaryEmbedding(config)(hidden[None], positions),
+        )
+        found = one_step(draft, tokens, hidden)
+    torch.testing.assert_close(found, expected[0] if expected.ndim == 3 else expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_token_a_row_reads_matters() -> None:
+    draft = make_draft()
+    hidden = torch.randn(6, 16)
+    with torch.no_grad():
+        a = one_step(draft, torch.tensor([1, 2, 3, 4, 5, 6]), hidden)
+        b = one_step(draft, torch.tensor([1, 2, 3, 9, 5, 6]), hidden)
+    changed = (a - b).abs().amax(-1) > 1e-6
+    assert changed.tolist() == [False, False, False, True, True, True]
+
+
+def test_only_the_embedding_is_frozen() -> None:
+    draft = make_draft()
+    assert set(dict(draft.named_parameters())) - set(draft.trainable()) == {"embed_tokens.weight"}
+
+
+def test_tensor_names_are_those_the_engines_load() -> None:
+    assert set(make_draft().trainable()) == {
+        "fc.weight",
+        "norm.weight",
+        "lm_head.weight",
+        "layers.0.input_layernorm.weight",
+        "layers.0.hidden_norm.weight",
+        "layers.0.post_attention_layernorm.weight",
+        "layers.0.self_attn.q_proj.weight",
+        "layers.0.self_attn.k_proj.weight",
+        "layers.0.self_attn.v_proj.weight",
+        "layers.0.self_attn.o_proj.weight",
+        "layers.0.mlp.gate_proj.weight",
+        "layers.0.mlp.up_proj.weight",
+        "layers.0.mlp.down_proj.weight",
+    }
+
+
+def test_initialisation_starts_from_the_target_and_is_the_same_for_the_same_seed() -> None:
+    embedding, rows, norm = torch.randn(50, 16), torch.randn(20, 16), torch.rand(16)
+    drafts = []
+    for seed in (5, 5, 6):
+        draft = Eagle3Draft(draft_config_for(make_spec(), 20))
+        draft.initialise(embedding, rows, norm, seed)
+        drafts.append(draft.state_dict())
+    first, same, other = drafts
+    assert torch.equal(first["embed_tokens.weight"], embedding)
+    assert torch.equal(first["lm_head.weight"], rows)
+    assert torch.equal(first["norm.weight"], norm)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not torch.equal(first["fc.weight"], other["fc.weight"])
