@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import resource
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from eyas.types import Completion, Failure, TargetSpec
 
 _ATTEMPTS = 6
 _LONGEST_PAUSE_S = 20.0
+_OTHER_FILES = 256
 # vLLM's additions to the protocol. A server that refuses them is asked again without.
 _EXTENSIONS = {"return_token_ids": True, "skip_special_tokens": False, "add_special_tokens": False}
 # What the stage itself decides; another value here would make the records untrue.
@@ -41,7 +43,7 @@ class EndpointEngine:
         self.url = url.rstrip("/")
         self.spec, self.tokenizer = spec, tokenizer
         self.end_of_turn_id = end_of_turn_id
-        self.concurrency, self.timeout_s = concurrency, timeout_s
+        self.timeout_s = timeout_s
         self.extra_body = dict(extra_body or {})
         self.extensions = dict(_EXTENSIONS)
         self.num_retokenized = 0
@@ -52,6 +54,7 @@ class EndpointEngine:
                 hint="use regenerate.max_new_tokens, regenerate.temperature or seed",
             )
         self.model = self.extra_body.pop("model", None) or self._served_model()
+        self.concurrency = _allow_connections(concurrency)
 
     def check_rendering(self, messages: Sequence[Any], tools: Any, kwargs: Any, ours: Sequence[int]) -> bool:
         """Compare a prompt's ids with the server's own rendering; False when the server cannot tell.
@@ -207,3 +210,14 @@ class EndpointEngine:
                 hint="choose one with regenerate.extra_body={model: NAME}",
             )
         return names[0]
+
+
+def _allow_connections(wanted: int) -> int:
+    """Raise this process's limit of open files, often 1024, as far as needed; return what it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return max(1, min(wanted, soft - _OTHER_FILES))
+    return wanted
