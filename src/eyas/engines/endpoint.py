@@ -16,6 +16,8 @@ from eyas.types import Completion, Failure, TargetSpec
 _ATTEMPTS = 6
 _LONGEST_PAUSE_S = 20.0
 _OTHER_FILES = 256
+_WORKERS_PER_CLIENT = 16
+_CONNECT_S = 60.0
 # vLLM's additions to the protocol. A server that refuses them is asked again without.
 _EXTENSIONS = {"return_token_ids": True, "skip_special_tokens": False, "add_special_tokens": False}
 # What the stage itself decides; another value here would make the records untrue.
@@ -100,29 +102,38 @@ class EndpointEngine:
     ) -> AsyncGenerator[Completion | Failure, None]:
         waiting = iter(prompts)
         done: asyncio.Queue[Completion | Failure | BaseException] = asyncio.Queue()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(
-            limits=limits, timeout=httpx.Timeout(self.timeout_s, connect=30)
-        ) as client:
+        # httpx looks at every connection of a client for every request, so that one client with
+        # thousands is slow; a few connections each is not.
+        num_workers = min(self.concurrency, len(prompts))
+        tls = httpx.create_ssl_context()
+        limit = httpx.Timeout(self.timeout_s, connect=_CONNECT_S)
+        clients = [
+            httpx.AsyncClient(
+                verify=tls, timeout=limit, limits=httpx.Limits(max_connections=_WORKERS_PER_CLIENT)
+            )
+            for _ in range(-(-num_workers // _WORKERS_PER_CLIENT))
+        ]
 
-            async def work() -> None:
-                for prompt in waiting:
-                    try:
-                        done.put_nowait(await self._answer(client, prompt, sampling))
-                    except Exception as error:
-                        done.put_nowait(error)
+        async def work(client: httpx.AsyncClient) -> None:
+            for prompt in waiting:
+                try:
+                    done.put_nowait(await self._answer(client, prompt, sampling))
+                except Exception as error:
+                    done.put_nowait(error)
 
-            workers = [asyncio.create_task(work()) for _ in range(min(self.concurrency, len(prompts)))]
-            try:
-                for _ in prompts:
-                    item = await done.get()
-                    if isinstance(item, BaseException):
-                        raise item
-                    yield item
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
+        workers = [asyncio.create_task(work(clients[i // _WORKERS_PER_CLIENT])) for i in range(num_workers)]
+        try:
+            for _ in prompts:
+                item = await done.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for client in clients:
+                await client.aclose()
 
     async def _answer(
         self, client: httpx.AsyncClient, prompt: Prompt, sampling: Sampling
