@@ -1,21 +1,24 @@
 """Engines that do what engines have done wrong, for the extract stage to refuse."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 
 import torch
 
-from eyas.engines.fake import FakeEngine
+from eyas.engines.transformers import TransformersEngine
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
 
-class Bad(FakeEngine):
-    """Captures honestly, and then spoils the second item of each call."""
+class Bad(TransformersEngine):
+    """Passes any probe, and then spoils one item of each call: the first of the run's own samples."""
 
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
-        items = list(super().capture(samples))
-        for number, item in enumerate(items):
-            if number == 1 and isinstance(item, HiddenStates):
+        spoiled = False
+        for item in super().capture(samples):
+            # The runs of these tests name their conversations c0, c1, ...
+            if isinstance(item, HiddenStates) and not spoiled and re.match(r"c\d+", item.sample.sample_id):
+                spoiled = True
                 yield from self.spoil(item)
             else:
                 yield item

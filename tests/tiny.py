@@ -74,7 +74,7 @@ def make_target(
         "num_hidden_layers": num_layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": 32,  # the least that vLLM's attention takes on a CPU
         "max_position_embeddings": 512,
         "tie_word_embeddings": tied,
         "initializer_range": 0.2,
@@ -192,7 +192,7 @@ def make_trainer(
     counts = np.bincount(answers, minlength=spec.vocab_size)
     vocab = VocabMap(np.sort(np.argsort(-counts, kind="stable")[:vocab_size]), spec.vocab_size)
     draft = Eagle3Draft(draft_config_for(spec, len(vocab)))
-    draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, seed=0)
+    draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
     defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}
     return Trainer(
         draft=draft,

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import eyas
+from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
 
 _VERBS = {
@@ -47,13 +48,22 @@ def _add_stage(name: str, summary: str) -> None:
     )
     @click.option("--debug", is_flag=True, help="show a traceback for an error")
     @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-    @(_ENDPOINT if name == "regenerate" else lambda function: function)
     def command(
-        path: Path | None, fresh: bool, debug: bool, settings: tuple[str, ...], endpoint: str | None = None
+        path: Path | None,
+        fresh: bool,
+        debug: bool,
+        settings: tuple[str, ...],
+        endpoint: str | None = None,
+        **flags: Any,
     ) -> None:
         if endpoint:
             settings = (*settings, f"regenerate.endpoint={endpoint}")
-        _guarded(debug, _run_stage, name, path, fresh, settings)
+        _guarded(debug, _run_stage, name, path, fresh, settings, flags)
+
+    if name == "regenerate":
+        _ENDPOINT(command)
+    for flag in reversed(EXTRACT_FLAGS if name == "extract" else ()):
+        click.option(flag.name, type=flag.kind, help=flag.help)(command)
 
 
 _ENDPOINT = click.option(
@@ -91,9 +101,15 @@ def show_config(path: Path | None, keys: bool, debug: bool, settings: tuple[str,
     _guarded(debug, _show_config, path, keys, settings)
 
 
-def _run_stage(name: str, path: Path | None, fresh: bool, settings: tuple[str, ...]) -> None:
+def _run_stage(
+    name: str, path: Path | None, fresh: bool, settings: tuple[str, ...], flags: dict[str, Any]
+) -> None:
     from eyas.config.load import load_config
 
+    if flags:
+        from eyas.stages.extract_flags import settings_from_flags
+
+        settings = settings_from_flags(flags, settings)
     loaded = load_config(path, settings)
     from eyas.stages.context import RunContext
     from eyas.stages.run import run, run_stage

@@ -46,12 +46,9 @@ class Progress:
 
     def _print(self, final: bool = False) -> None:
         self._printed = time.monotonic()
-        of = "" if self.total is None else f"/{self.total:,}"
         digits = 1 if self.rate < 20 else 0
-        parts = [
-            f"{self.label}: {self.done:,}{of} {self.unit}",
-            f"{self.rate:,.{digits}f} {self.unit}/s",
-        ]
+        of = "" if self.total is None else f"/{self.total:,}"
+        parts = [f"{self.label}: {self.done:,}{of} {self.unit}", f"{self.rate:,.{digits}f} {self.unit}/s"]
         if final:
             parts.append(f"{self.elapsed_s:.0f} s")
         elif self.done and self.total is not None:

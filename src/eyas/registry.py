@@ -8,6 +8,7 @@ from eyas.errors import UserError, did_you_mean
 ENGINES = {
     "fake": "eyas.engines.fake:FakeEngine",
     "transformers": "eyas.engines.transformers:TransformersEngine",
+    "vllm": "eyas.engines.vllm.engine:VllmEngine",
 }
 DRAFTS = {
     "eagle3": "eyas.draft.eagle3:Eagle3Draft",

@@ -117,7 +117,7 @@ def test_initialisation_starts_from_the_target_and_is_the_same_for_the_same_seed
     drafts = []
     for seed in (5, 5, 6):
         draft = Eagle3Draft(draft_config_for(make_spec(), 20))
-        draft.initialise(embedding, rows, norm, seed)
+        draft.initialise(embedding, rows, norm, {}, seed)
         drafts.append(draft.state_dict())
     first, same, other = drafts
     assert torch.equal(first["embed_tokens.weight"], embedding)

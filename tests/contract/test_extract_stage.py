@@ -39,7 +39,7 @@ def extract_with(prepared: Path, monkeypatch: pytest.MonkeyPatch):  # type: igno
         ("Echoing", "echoed other token ids"),
         ("NotFinite", "aux states are not finite"),
         ("ZeroLayer", "is all zero"),
-        ("ZeroLast", "the last layer is all zero"),
+        ("ZeroLast", "is all zero"),
         ("OneLayerOfThree", "1 aux layers of width 32, the target's are 3 of width 32"),
     ],
 )

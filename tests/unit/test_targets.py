@@ -39,7 +39,7 @@ def test_a_target_is_described_by_its_own_files(tiny_target: Path) -> None:
     spec = spec_of(tiny_target)
     assert (spec.architecture, spec.hidden_size, spec.vocab_size) == ("LlamaForCausalLM", 32, 300)
     assert (spec.num_layers, spec.aux_layer_ids, spec.dtype) == (6, (2, 4, 5), "float32")
-    assert (spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim) == (4, 2, 8)
+    assert (spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim) == (4, 2, 32)
     assert (spec.norm_kind, spec.norm_eps, spec.tied_head) == ("rms", 1e-6, False)
     assert spec.rope_parameters["rope_theta"] == 10000.0
 

@@ -77,9 +77,36 @@ class ExtractSettings(Section):
     """Capture of the target's hidden states."""
 
     engine: str = Field("transformers", description="engine that computes the states")
+    prepared_data: Path | None = Field(
+        None, description="samples from elsewhere: another run's prepared folder, or a JSONL of input_ids"
+    )
+    batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
     shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
     max_failures: NonNegativeInt = Field(0, description="samples that may fail before the stage stops")
+
+
+class VllmSettings(Section):
+    """The engine vllm, wherever a stage names it."""
+
+    tensor_parallel_size: PositiveInt = Field(1, description="GPUs that hold one copy of the target")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory it may use")
+    capture: Literal["auto", "native", "worker"] = Field(
+        "auto", description="way of the states: vLLM's own facility, or hooks in its workers (eager)"
+    )
+    staging_dir: Path | None = Field(
+        None, description="folder through which states leave the workers; default: /dev/shm if it has room"
+    )
+    staging_bytes: PositiveInt = Field(4 << 30, description="states in flight at most")
+    kv_cache_bytes: PositiveInt | None = Field(
+        None, description="memory of its key/value cache; default: by gpu_memory_utilization"
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "ERROR", description="its log and its workers', on stderr"
+    )
+    engine_args: tuple[str, ...] = Field(
+        (), description="further arguments of vLLM's own, such as attention_backend=FLASH_ATTN"
+    )
 
 
 class DraftSettings(Section):
@@ -135,6 +162,7 @@ class RunConfig(Section):
     data: DataSettings
     regenerate: RegenerateSettings = RegenerateSettings()
     extract: ExtractSettings = ExtractSettings()
+    vllm: VllmSettings = VllmSettings()
     draft: DraftSettings = DraftSettings()
     train: TrainSettings = TrainSettings()
     export: ExportSettings = ExportSettings()

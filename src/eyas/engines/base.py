@@ -26,10 +26,29 @@ class Sampling:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Witness:
+    """States with the engine's own greedy next token and its log-probability, of one forward pass.
+
+    ``next_token`` is None where an engine has no logits of its own. ``rank_digests[r]`` are checksums,
+    one a layer, of the states that tensor-parallel rank r holds.
+    """
+
+    states: HiddenStates
+    next_token: int | None
+    next_logprob: float
+    rank_digests: tuple[tuple[int, ...], ...] = ()
+
+
 class Engine(Protocol):
     """Exactly one item out for one in, in any order; a failure is a value that names its sample."""
 
+    # True: samples are taken as there is room, so all may be handed over in one call.
+    streams: bool
+
     def describe(self) -> TargetSpec: ...
+
+    def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]: ...
 
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]: ...
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from eyas.engines.base import Prompt, Sampling
+from eyas.engines.base import Prompt, Sampling, Witness
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
 
 
@@ -14,6 +14,8 @@ class FakeEngine:
 
     ``fails`` names samples that come back as failures, as a real engine's would.
     """
+
+    streams = False
 
     def __init__(
         self, folder: Path | None, spec: TargetSpec, *, fails: frozenset[str] = frozenset(), **ignored: object
@@ -37,6 +39,10 @@ class FakeEngine:
             layers = (*self.spec.aux_layer_ids, self.spec.num_layers)
             states = torch.stack([tokens * (layer + 1) + positions for layer in layers], dim=1).to(dtype)
             yield HiddenStates.select(sample, states[:, :-1], states[:, -1])
+
+    def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]:
+        items = self.capture(samples)
+        return [i if isinstance(i, Failure) else Witness(i, None, 0.0) for i in items]
 
     def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
         for prompt in prompts:

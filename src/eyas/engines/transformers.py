@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from eyas.engines.base import Prompt, Sampling
+from eyas.engines.base import Prompt, Sampling, Witness
+from eyas.engines.grouped import use_grouped_attention
 from eyas.engines.taps import LayerTaps
 from eyas.errors import ContractError
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
@@ -18,9 +19,11 @@ from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedS
 class TransformersEngine:
     """Runs the target with transformers.
 
-    ``batch_tokens`` bounds a capture batch (padding included); ``batch_size`` bounds the prompts
-    answered together.
+    ``batch_tokens`` bounds a capture batch (padding included); ``batch_size`` bounds the samples
+    computed together, and the prompts answered together.
     """
+
+    streams = False
 
     def __init__(
         self,
@@ -42,14 +45,27 @@ class TransformersEngine:
             folder, dtype=getattr(torch, spec.dtype), trust_remote_code=trust_remote_code
         )
         self.model.eval().requires_grad_(False).to(self.device)
+        use_grouped_attention(self.model)
 
     def describe(self) -> TargetSpec:
         return self.spec
 
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
         """Compute the states of all samples, batched by length; memory is bounded by one batch."""
-        for batch in batches_by_length(list(samples), self.batch_tokens):
+        for batch in batches_by_length(list(samples), self.batch_tokens, self.batch_size):
             yield from self._capture_batch(batch)
+
+    @torch.inference_mode()
+    def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]:
+        """Capture with the model's own next token, from a second pass through decoder and head."""
+        out: list[Witness | Failure] = []
+        for states in self.capture(samples):
+            assert isinstance(states, HiddenStates)
+            ids = torch.from_numpy(states.sample.input_ids).long()[None].to(self.device)
+            logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+            best = torch.log_softmax(logits.float(), dim=-1).max(-1)
+            out.append(Witness(states, int(best.indices), float(best.values)))
+        return out
 
     def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
         """Answer prompts, those of like length together; finished rows leave their batch at once."""
@@ -150,13 +166,13 @@ class TransformersSession:
 
 
 def batches_by_length(
-    samples: Sequence[TokenizedSample], batch_tokens: int
+    samples: Sequence[TokenizedSample], batch_tokens: int, batch_size: int
 ) -> Iterator[Sequence[TokenizedSample]]:
-    """Cut length-sorted samples into batches whose padded size stays within ``batch_tokens``."""
+    """Cut length-sorted samples into batches of a padded size and a number within the limits."""
     batch: list[TokenizedSample] = []
     for sample in sorted(samples, key=len):
         # Sorted ascending, so the newest sample sets the padded length.
-        if batch and (len(batch) + 1) * len(sample) > batch_tokens:
+        if len(batch) == batch_size or (batch and (len(batch) + 1) * len(sample) > batch_tokens):
             yield batch
             batch = []
         batch.append(sample)

@@ -76,6 +76,9 @@ class RunContext:
     def make_engine(self, name: str, **settings: Any) -> Any:
         engine = registry.resolve(registry.ENGINES, name, "engine")
         trust = self.config.target.trust_remote_code
+        own = getattr(self.config, name, None)
+        if own is not None:  # an engine with a section of its own also reserves memory ahead
+            settings |= {"settings": own, "max_length": self.config.data.max_length}
         return engine(self.target_folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
 
     def output_of(self, stage: str) -> str:

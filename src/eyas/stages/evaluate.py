@@ -37,7 +37,7 @@ def evaluate(context: RunContext) -> None:
     draft.to(context.device)
     target_ids = target_ids.to(context.device)
     states = ShardStore(context.folder("extract") / "held_out")
-    indices = _choose(states, settings.num_prompts, settings.max_new_tokens)
+    indices = _choose(states, settings.num_prompts, settings.max_new_tokens, context.spec.eos_token_ids)
     engine = context.make_engine("transformers")
     plain: list[Decoded] = []
     drafted: list[Decoded] = []
@@ -68,12 +68,16 @@ def evaluate(context: RunContext) -> None:
     say(f"evaluate: {report['identical']} of {len(indices)} answers are the target's own, token for token")
 
 
-def _choose(states: ShardStore, num_prompts: int, max_new_tokens: int) -> list[int]:
+def _choose(
+    states: ShardStore, num_prompts: int, max_new_tokens: int, eos_token_ids: Sequence[int]
+) -> list[int]:
     """Take prompts evenly over the split; an answer must be known as far as it will be decoded.
 
     Raises: UserError when no answer is.
     """
-    known = [i for i in range(len(states.lengths)) if _num_known(states.sample(i)) >= max_new_tokens]
+    known = [
+        i for i in range(len(states.lengths)) if _num_known(states.sample(i), eos_token_ids) >= max_new_tokens
+    ]
     if not known:
         raise UserError(
             f"every held-out answer is cut before evaluate.max_new_tokens={max_new_tokens} tokens",
@@ -83,13 +87,15 @@ def _choose(states: ShardStore, num_prompts: int, max_new_tokens: int) -> list[i
     return known[::step][:num_prompts]
 
 
-def _num_known(sample: TokenizedSample) -> float:
+def _num_known(sample: TokenizedSample, eos_token_ids: Sequence[int]) -> float:
     """Return how many tokens of the first answer the stored states tell; a finished answer has no more."""
     start = int(sample.loss_mask.argmax())
     length = int(np.append(~sample.loss_mask[start:], True).argmax())
-    is_cut = sample.cut and start + length == len(sample)
-    # The last state of a cut answer still tells the token after it.
-    return length + 1 if is_cut else float("inf")
+    if sample.input_ids[start + length - 1] in eos_token_ids:
+        return float("inf")
+    # The last state of an answer cut at the sample's end still tells the token after it. One cut by the
+    # length limit in an earlier turn is followed by the template's own end of turn, and tells nothing.
+    return length + (sample.cut and start + length == len(sample))
 
 
 def _total(decoded: Sequence[Decoded], num_draft_tokens: int) -> Acceptance:

@@ -1,25 +1,42 @@
 """extract: the target's hidden states for every sample, into a store."""
 
+import functools
+import itertools
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from eyas.data.prepared import SPLITS, read_manifest, read_samples
-from eyas.errors import ContractError, EyasError, UserError
+from eyas.engines.base import Engine
+from eyas.engines.probe import Probed, outside_envelope, probe, probe_again, probe_samples
+from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
+from eyas.stages.adopt import adopt
 from eyas.stages.context import RunContext, begin, finish, next_command
+from eyas.stages.shelf import Shelf, check_states
+from eyas.stages.statistics import read_table
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
-from eyas.types import Failure, HiddenStates, TokenizedSample
+from eyas.targets.teacher import read_teacher
+from eyas.types import TokenizedSample
+
+# A target of at most this size is also loaded into transformers, to compare the engine with.
+REFERENCE_BYTES = 2 << 30
 
 
 def extract(context: RunContext) -> None:
-    """Capture shard by shard; a shard that is already complete is not computed again."""
+    """Probe the engine, capture what is missing shard by shard, probe again."""
     config = context.config
+    if config.extract.prepared_data is not None:
+        adopt(context, config.extract.prepared_data)
     inputs = {
         "samples": context.output_of(context.samples_stage),
         "target": context.spec.to_json() | {"model": None, "revision": None},
-        "extract": config.extract.model_dump(mode="json", exclude={"batch_tokens", "max_failures"}),
+        "extract": config.extract.model_dump(mode="json", include={"engine", "shard_bytes"}),
     }
     manifest = read_manifest(context.samples_folder)
     for key in ("tokenizer_fingerprint", "template_fingerprint"):
@@ -29,92 +46,139 @@ def extract(context: RunContext) -> None:
                 "than the target's",
                 hint="prepare the data again for this target",
             )
+    samples = {split: list(read_samples(context.samples_folder, split)) for split in SPLITS}
+    _check_samples([s for split in SPLITS for s in samples[split]], context)
     stores = [context.folder("extract") / split for split in SPLITS]
     if not begin(context, "extract", inputs, lambda: not any(missing_shards(s) for s in stores)):
         return
-    fingerprints = {}
-    engine = None
-    failures: list[Failure] = []
+    works = [_Work(context, split, samples[split], manifest["fingerprint"]) for split in SPLITS]
+    works_to_do = [work for work in works if work.missing]
+    num_failures = _capture(context, works_to_do) if works_to_do else 0
+    _finish(context, works, num_failures)
+
+
+class _Work:
+    """One split: its store and the shards that are not there yet."""
+
+    def __init__(
+        self, context: RunContext, split: str, samples: list[TokenizedSample], data_fingerprint: str
+    ) -> None:
+        self.split, self.samples = split, samples
+        self.folder = context.folder("extract") / split
+        self.bounds = plan_shards(
+            [len(s) for s in samples], context.spec.bytes_per_token, context.config.extract.shard_bytes
+        )
+        data = fingerprint([data_fingerprint, split])
+        self.writer = ShardWriter(self.folder, StoreManifest(context.spec, data, self.bounds))
+        self.missing = self.writer.missing()
+
+    def part(self, shard: int) -> list[TokenizedSample]:
+        return self.samples[self.bounds[shard] : self.bounds[shard + 1]]
+
+
+def _capture(context: RunContext, works: list[_Work]) -> int:
+    """Return how many samples failed."""
+    config = context.config.extract
+    engine: Engine = context.make_engine(
+        config.engine, batch_tokens=config.batch_tokens, batch_size=config.batch_size
+    )
     try:
-        for split in SPLITS:
-            samples = list(read_samples(context.samples_folder, split))
-            _check_ids(samples, context.spec.vocab_size)
-            store = context.folder("extract") / split
-            bounds = plan_shards(
-                [len(s) for s in samples], context.spec.bytes_per_token, config.extract.shard_bytes
-            )
-            data = fingerprint([manifest["fingerprint"], split])
-            writer = ShardWriter(store, StoreManifest(context.spec, data, bounds))
-            missing = writer.missing()
-            if missing and engine is None:
-                engine = context.make_engine(config.extract.engine, batch_tokens=config.extract.batch_tokens)
-            num_tokens = sum(len(s) for shard in missing for s in samples[bounds[shard] : bounds[shard + 1]])
-            with Progress(f"extract {split}", num_tokens, "tokens") as progress:
-                for shard in missing:
-                    part = samples[bounds[shard] : bounds[shard + 1]]
-                    states, failed = _capture(engine, part, progress)
-                    failures += failed
-                    if len(failures) > config.extract.max_failures:
-                        first = failures[0]
-                        raise EyasError(
-                            f"{len(failures)} samples failed, more than extract.max_failures="
-                            f"{config.extract.max_failures}; first: {first.sample_id}: {first.reason}",
-                            hint="complete shards are kept; mend the cause and run the same command again",
-                        )
-                    writer.write(shard, states, failed)
-            fingerprints[split] = ShardStore(store).fingerprint
+        probed = _probe(context, engine, [s for work in works for s in work.samples])
+        num_failures = 0
+        for work in works:
+            num_failures += _capture_split(engine, work, probed, config.max_failures - num_failures)
+        probe_again(engine, context.spec, probed)
     finally:
-        if engine is not None:
-            engine.close()
+        engine.close()
+    return num_failures
+
+
+def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
+    spec = context.spec
+    say("extract: probing the engine")
+    reference = None
+    size = sum(p.stat().st_size for p in context.target_folder.glob("*.safetensors"))
+    if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
+        reference = context.make_engine("transformers")
+    try:
+        teacher = read_teacher(context.target_folder, spec).to("cpu", torch.float32)
+        logits = lambda last: teacher.logits(last.float())  # noqa: E731
+        probed = probe(engine, spec, probe_samples(samples), logits, reference)
+    finally:
+        if reference is not None:
+            reference.close()
+    say(
+        f"extract: the engine passed the probe in {probed.seconds:.0f} s"
+        + "".join(f"; {n}" for n in probed.notes)
+    )
+    return probed
+
+
+def _capture_split(engine: Engine, work: _Work, probed: Probed, max_failures: int) -> int:
+    """Capture the missing shards of one split; return how many samples failed."""
+    outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
+    check = functools.partial(check_states, outside=outside)
+    shelf = Shelf(work.writer, {n: work.part(n) for n in work.missing}, check, max_failures)
+    num_tokens = sum(len(s) for n in work.missing for s in work.part(n))
+    # An engine that does not stream holds all it is given, so it is given one shard at a time.
+    together = [work.missing] if engine.streams else [[n] for n in work.missing]
+    try:
+        with Progress(f"extract {work.split}", num_tokens, "tokens") as progress:
+            started = time.monotonic()
+            for shards in together:
+                for item in engine.capture(_samples_of(work, shards)):
+                    shelf.put(item)
+                    rate = shelf.written_bytes / 2**20 / max(time.monotonic() - started, 1e-9)
+                    note = f"{rate:,.0f} MiB/s to disk, engine waited {shelf.blocked_s:.1f} s for it"
+                    progress.advance(len(getattr(item, "sample", ())), note)
+            shelf.finish()
+    finally:
+        shelf.close()
+    return len(shelf.failures)
+
+
+def _samples_of(work: _Work, shards: list[int]) -> Iterator[TokenizedSample]:
+    return itertools.chain.from_iterable(work.part(n) for n in shards)
+
+
+def _finish(context: RunContext, works: list[_Work], num_failures: int) -> None:
+    spec = context.spec
+    fingerprints = {work.split: ShardStore(work.folder).fingerprint for work in works}
     size = sum(p.stat().st_size for p in Path(context.folder("extract")).rglob("*.safetensors"))
-    finish(context, "extract", fingerprints, num_bytes=size, num_failures=len(failures))
-    say(f"extract: {size / 2**20:,.0f} MiB of hidden states at aux layers {list(context.spec.aux_layer_ids)}")
+    tables = {work.split: read_table(work.folder) for work in works}
+    ids = (*spec.aux_layer_ids, spec.num_layers)
+    facts: dict[str, Any] = {
+        "num_bytes": size,
+        "num_failures": num_failures,
+        "layers": {s: dict(zip(map(str, ids), t, strict=False)) for s, t in tables.items()},
+    }
+    finish(context, "extract", fingerprints, **facts)
+    num_tokens = sum(len(s) for work in works for s in work.samples)
+    say(f"extract: {size / 2**20:,.0f} MiB of hidden states, {size / max(num_tokens, 1):,.0f} bytes a token")
+    for layer_id, row in zip(ids, tables["train"], strict=False):
+        say(
+            f"  layer {layer_id:>3}: min {row['min']:.4g}, max {row['max']:.4g}, "
+            f"mean {row['mean']:.4g}, RMS {row['rms']:.4g}"
+        )
     next_command(context, "extract")
 
 
-def _capture(
-    engine: Any, samples: list[TokenizedSample], progress: Progress
-) -> tuple[list[HiddenStates], list[Failure]]:
-    """Run the engine on one shard's samples; exactly one item must come out for each, and be sound."""
-    by_id: dict[str, HiddenStates] = {}
-    failures: list[Failure] = []
-    wanted = {s.sample_id: s for s in samples}
-    for item in engine.capture(samples):
-        if isinstance(item, Failure):
-            failures.append(item)
-            continue
-        sample_id = item.sample.sample_id
-        if sample_id in by_id or sample_id not in wanted:
-            raise ContractError(f"the engine returned sample {sample_id} twice or unasked")
-        check_states(item, wanted[sample_id])
-        by_id[sample_id] = item
-        progress.advance(len(item.sample))
-    lost = wanted.keys() - by_id.keys() - {f.sample_id for f in failures}
-    if lost:
-        raise ContractError(f"the engine lost {len(lost)} samples, such as {min(lost)}")
-    return [by_id[s.sample_id] for s in samples if s.sample_id in by_id], failures
-
-
-def check_states(states: HiddenStates, sample: TokenizedSample) -> None:
-    """Refuse states that cannot be this sample's.
-
-    Raises: ContractError for other tokens than those sent, values that are not finite, or a layer
-    that is all zero.
-    """
-    if not (states.sample.input_ids == sample.input_ids).all():
-        raise ContractError(f"sample {sample.sample_id}: the engine echoed other token ids than it was sent")
-    for name, values in (("aux", states.aux), ("last", states.last)):
-        if not values.isfinite().all():
-            raise ContractError(f"sample {sample.sample_id}: {name} states are not finite")
-    empty = [i for i in range(states.aux.shape[1]) if not states.aux[:, i].any()]
-    if empty or not states.last.any():
-        what = f"aux layer number {empty[0]}" if empty else "the last layer"
-        raise ContractError(f"sample {sample.sample_id}: {what} is all zero")
-
-
-def _check_ids(samples: list[TokenizedSample], vocab_size: int) -> None:
+def _check_samples(samples: list[TokenizedSample], context: RunContext) -> None:
+    """Refuse before anything is loaded what no engine can compute."""
+    spec, max_length = context.spec, context.config.data.max_length
+    limit, name = min(
+        (max_length, "data.max_length"), (spec.max_position_embeddings, "the target's positions")
+    )
     for sample in samples:
-        if sample.input_ids.max() >= vocab_size:
+        if sample.input_ids.max() >= spec.vocab_size:
             raise ContractError(
-                f"sample {sample.sample_id} has token id {sample.input_ids.max()}, the target only {vocab_size}"
+                f"sample {sample.sample_id} has token id {sample.input_ids.max()}, "
+                f"the target only {spec.vocab_size}"
+            )
+        if len(sample) > limit:
+            raise UserError(
+                f"sample {sample.sample_id} has {len(sample)} tokens, more than {name} ({limit})",
+                hint="prepare the data again with a smaller data.max_length"
+                if name != "data.max_length"
+                else f"set data.max_length={len(sample)} (--max-seq-len)",
             )

@@ -1,6 +1,7 @@
 """Shards on disk: one safetensors file each, complete or absent, verified before they are believed."""
 
 import json
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,7 @@ class ShardWriter:
             raise ContractError(
                 f"{folder} holds states of another target or other data", hint="extract again with --fresh"
             )
+        self._journal = threading.Lock()  # shards may be written by several threads
 
     def missing(self) -> list[int]:
         """Return the numbers of the shards that are not yet complete."""
@@ -59,7 +61,8 @@ class ShardWriter:
             digest,
             tuple((f.sample_id, f.reason) for f in failures),
         )
-        append_record(self.folder, record)
+        with self._journal:
+            append_record(self.folder, record)
         return record
 
 

@@ -38,7 +38,9 @@ class TeacherHead:
 
     def logits(self, last: torch.Tensor) -> torch.Tensor:
         """Return the logits [R, V] of the token after each row of ``last`` [R, D]."""
-        logits = self.normed(last) @ self.head.T * self.logit_scale
+        logits = self.normed(last) @ self.head.T
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
         if self.logit_softcap is not None:
             logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
         return logits

@@ -16,17 +16,17 @@ class StepSums:
 
     loss: float
     num_supervised: int
-    step_kl: list[float]
+    step_loss: list[float]
     agreed: list[int]  # rows whose draft matched the target at this and all earlier steps
     judged: list[int]  # rows that this step supervises
 
     @classmethod
     def of(cls, result: UnrollResult) -> StepSums:
-        steps = torch.arange(len(result.step_kl), device=result.accepted.device)[:, None]
+        steps = torch.arange(len(result.step_loss), device=result.accepted.device)[:, None]
         return cls(
             loss=float(result.loss.detach()),
             num_supervised=result.num_supervised,
-            step_kl=result.step_kl.tolist(),
+            step_loss=result.step_loss.tolist(),
             agreed=(result.accepted[None] > steps).sum(1).tolist(),
             judged=(result.depth[None] > steps).sum(1).tolist(),
         )
@@ -35,7 +35,7 @@ class StepSums:
         return StepSums(
             self.loss + other.loss,
             self.num_supervised + other.num_supervised,
-            [a + b for a, b in zip(self.step_kl, other.step_kl, strict=True)],
+            [a + b for a, b in zip(self.step_loss, other.step_loss, strict=True)],
             [a + b for a, b in zip(self.agreed, other.agreed, strict=True)],
             [a + b for a, b in zip(self.judged, other.judged, strict=True)],
         )

@@ -1,11 +1,56 @@
-"""AdamW in fp32 with warm-up and cosine decay."""
+"""AdamW in fp32 with warm-up and cosine decay; a whole step stays on the device."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from eyas.config.schema import TrainSettings
 from eyas.draft.eagle3 import Eagle3Draft
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """Device scalars: the gradient's norm before clipping, the rate used, and whether the step was taken."""
+
+    grad_norm: torch.Tensor
+    rate: torch.Tensor
+    taken: torch.Tensor
+
+
+class Optimizer:
+    """Takes steps from summed gradients, or leaves everything as it is when they are not finite.
+
+    ``num_taken`` counts the steps taken; the learning rate advances only with it.
+    """
+
+    def __init__(self, draft: Eagle3Draft, settings: TrainSettings, num_steps: int) -> None:
+        self.parameters = list(draft.trainable().values())
+        self.max_grad_norm = settings.max_grad_norm
+        self.adamw = make_optimizer(draft, settings)
+        device = self.parameters[0].device
+        rates = [learning_rate(step, num_steps, settings) for step in range(num_steps)]
+        self.rates = torch.tensor(rates, dtype=torch.float32, device=device)
+        self.num_taken = torch.zeros((), dtype=torch.long, device=device)
+
+    @torch.no_grad()
+    def step(self, loss: torch.Tensor, num_rows: int) -> StepOutcome:
+        """Divide the gradients by ``num_rows``, clip them, and step unless they or ``loss`` are not finite."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) / num_rows
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+        rate = self.rates[self.num_taken]
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        # The fused kernel divides by grad_scale and does nothing where found_inf is 1.
+        self.adamw.grad_scale = num_rows * (norm / self.max_grad_norm).clamp(min=1)  # type: ignore[attr-defined]
+        self.adamw.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        self.adamw.step()
+        self.num_taken += finite
+        return StepOutcome(norm, rate, finite)
+
+    def resume(self, num_taken: int) -> None:
+        self.num_taken.fill_(num_taken)
 
 
 def make_optimizer(draft: Eagle3Draft, settings: TrainSettings) -> torch.optim.AdamW:

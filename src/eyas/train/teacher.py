@@ -7,7 +7,7 @@ import torch
 from eyas.targets.teacher import TeacherHead
 
 # Rows of full-vocabulary logits alive at a time.
-_CHUNK_ROWS = 512
+_CHUNK_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,17 @@ def teacher_targets(
     """
     in_draft_of = torch.zeros(teacher.head.shape[0], dtype=torch.bool, device=last.device)
     in_draft_of[target_ids] = True
-    probabilities, argmax = [], []
-    for chunk in last.split(_CHUNK_ROWS):
-        logits = teacher.logits(chunk)  # (r, V)
-        argmax.append(logits.argmax(-1))
+    probabilities = torch.empty(len(last), len(target_ids), dtype=last.dtype, device=last.device)
+    argmax = torch.empty(len(last), dtype=torch.long, device=last.device)
+    for start in range(0, len(last), _CHUNK_ROWS):
+        here = slice(start, start + _CHUNK_ROWS)
+        logits = teacher.logits(last[here])  # (r, V)
+        if last.is_cuda:
+            from eyas.train.fused.teacher_kernel import restrict
+
+            restrict(logits, target_ids, probabilities[here], argmax[here])
+            continue
+        argmax[here] = logits.argmax(-1)
         kept = logits if is_full else logits[:, target_ids]
-        probabilities.append(torch.softmax(kept.float(), -1).to(last.dtype))
-    joined = torch.cat(argmax)
-    return TeacherTargets(torch.cat(probabilities), joined, in_draft_of[joined])
+        probabilities[here] = torch.softmax(kept, -1, dtype=torch.float32).to(last.dtype)
+    return TeacherTargets(probabilities, argmax, in_draft_of[argmax])

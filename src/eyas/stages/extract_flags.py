@@ -1,0 +1,67 @@
+"""From the flags of ``eyas extract`` to settings; layer ids become ours here."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from eyas.config.flags import EXTRACT_FLAGS
+from eyas.errors import UserError, did_you_mean
+from eyas.files import read_json
+from eyas.layer_ids import check_aux_layer_ids, from_output_of
+from eyas.progress import say
+from eyas.targets.locate import locate
+
+CONVENTIONS = ("eyas", "output-of")
+
+
+def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the settings that ``flags`` (by parameter, None where not given) and further ``words`` stand for.
+
+    Numbers among the words belong to ``--layer-ids``: ``--layer-ids 2 16 29`` is what people type.
+    """
+    numbers = [word for word in words if re.fullmatch(r"\d+(,\d+)*,?", word)]
+    settings = [word for word in words if word not in numbers]
+    given = {name: value for name, value in flags.items() if value is not None}
+    if numbers and "layer_ids" not in given:
+        raise UserError(f"cannot read {numbers[0]!r}", hint="layer ids follow --layer-ids")
+    settings += [f"{f.key}={given[f.parameter]}" for f in EXTRACT_FLAGS if f.key and f.parameter in given]
+    if "prepared_data" in given:
+        settings += ["regenerate.enabled=false", "data.sources=[]"]
+    ids = _layer_ids(given, numbers)
+    if ids is not None:
+        settings.append(f"target.aux_layer_ids={list(ids)}")
+    return tuple(settings)
+
+
+def _layer_ids(given: Mapping[str, Any], numbers: list[str]) -> tuple[int, ...] | None:
+    convention = given.get("layer_id_convention", "eyas")
+    if convention not in CONVENTIONS:
+        raise UserError(
+            f"unknown layer id convention {convention!r}{did_you_mean(convention, CONVENTIONS)}",
+            hint=f"known: {', '.join(CONVENTIONS)}",
+        )
+    if "layer_ids" not in given:
+        return None
+    text = " ".join([given["layer_ids"], *numbers])
+    try:
+        ids = tuple(int(word) for word in re.split(r"[,\s]+", text.strip(" ,[]")))
+    except ValueError:
+        raise UserError(f"cannot read the layer ids {text!r}", hint="write --layer-ids 2,16,29") from None
+    if convention == "output-of":
+        ids = from_output_of(ids)
+    if "model_path" not in given:
+        return ids
+    num_layers = _num_layers(given["model_path"])
+    check_aux_layer_ids(ids, num_layers)
+    if ids[-1] == num_layers and len(ids) > 1:
+        say(f"extract: layer {num_layers} is the last: it is always stored, as the teacher's input")
+        ids = ids[:-1]
+    return ids
+
+
+def _num_layers(model: str) -> int:
+    config = read_json(locate(model) / "config.json")
+    text = config.get("text_config", config)
+    if "num_hidden_layers" not in text:
+        raise UserError(f"the config.json of {model} names no num_hidden_layers")
+    return int(text["num_hidden_layers"])

@@ -1,0 +1,151 @@
+"""Between an engine and a store: states are checked as they come and whole shards written behind its back."""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from eyas.errors import ContractError, EyasError
+from eyas.stages.statistics import LayerSums, record_sums
+from eyas.store.shards import ShardWriter
+from eyas.types import Failure, HiddenStates, TokenizedSample
+
+Checked = tuple[LayerSums, LayerSums]  # aux, last
+Check = Callable[[HiddenStates, TokenizedSample], Checked]
+
+_NUM_CHECKERS = 4
+_NUM_WRITERS = 3
+
+
+@dataclass
+class _Shard:
+    """A shard that is not complete yet."""
+
+    wanted: dict[str, TokenizedSample]
+    seen: set[str] = field(default_factory=set)
+    states: dict[str, HiddenStates] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    checks: list[Future[Checked]] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.seen) == len(self.wanted)
+
+
+class Shelf:
+    """Takes each sample's states once, in any order, and writes a shard when its last sample has come.
+
+    At most ``_NUM_WRITERS`` shards wait to be written; beyond that ``put`` blocks, and the engine with it.
+    ``blocked_s`` says how long, to see who waits for whom.
+    """
+
+    def __init__(
+        self,
+        writer: ShardWriter,
+        shards: dict[int, Sequence[TokenizedSample]],
+        check: Check,
+        max_failures: int,
+    ) -> None:
+        self.writer, self.check, self.max_failures = writer, check, max_failures
+        self.failures: list[Failure] = []
+        self.blocked_s = 0.0
+        self.written_bytes = 0
+        self._shards = {n: _Shard({s.sample_id: s for s in samples}) for n, samples in shards.items()}
+        self._shard_of = {s.sample_id: n for n, samples in shards.items() for s in samples}
+        self._checkers = ThreadPoolExecutor(_NUM_CHECKERS, "eyas-check")
+        self._writers = ThreadPoolExecutor(_NUM_WRITERS, "eyas-write")
+        self._room = threading.Semaphore(_NUM_WRITERS)
+        self._writes: list[Future[None]] = []
+
+    def put(self, item: HiddenStates | Failure) -> None:
+        """Raises: what a check or a write in the background raised; ContractError for a wrong item."""
+        sample_id = item.sample_id if isinstance(item, Failure) else item.sample.sample_id
+        number = self._shard_of.get(sample_id)
+        shard = self._shards.get(number) if number is not None else None
+        if number is None or shard is None or sample_id in shard.seen:
+            raise ContractError(f"the engine returned sample {sample_id} twice or unasked")
+        shard.seen.add(sample_id)
+        if isinstance(item, Failure):
+            shard.failures.append(item)
+            self.failures.append(item)
+            self._check_failures()
+        else:
+            shard.states[sample_id] = item
+            shard.checks.append(self._checkers.submit(self.check, item, shard.wanted[sample_id]))
+        if shard.is_complete:
+            self._write(number, self._shards.pop(number))
+        for write in [w for w in self._writes if w.done()]:
+            self._writes.remove(write)
+            write.result()
+
+    def finish(self) -> None:
+        """Wait until everything is on disk. Raises: as ``put``; ContractError when samples are missing."""
+        for write in self._writes:
+            write.result()
+        lost = [s for shard in self._shards.values() for s in shard.wanted if s not in shard.seen]
+        if lost:
+            raise ContractError(f"the engine lost {len(lost)} samples, such as {min(lost)}")
+
+    def close(self) -> None:
+        """Stop the threads; shards already handed to them are still written."""
+        self._writers.shutdown()
+        self._checkers.shutdown(cancel_futures=True)
+
+    def _write(self, number: int, shard: _Shard) -> None:
+        started = time.monotonic()
+        self._room.acquire()
+        self.blocked_s += time.monotonic() - started
+        future = self._writers.submit(self._write_checked, number, shard)
+        future.add_done_callback(lambda _: self._room.release())
+        self._writes.append(future)
+
+    def _write_checked(self, number: int, shard: _Shard) -> None:
+        checked = [c.result() for c in shard.checks]
+        states = [shard.states[s] for s in shard.wanted if s in shard.states]
+        if checked:
+            aux = functools.reduce(LayerSums.__add__, (a for a, _ in checked))
+            last = functools.reduce(LayerSums.__add__, (b for _, b in checked))
+            record_sums(self.writer.folder, number, aux, last)
+        record = self.writer.write(number, states, shard.failures)
+        self.written_bytes += record.num_bytes
+
+    def _check_failures(self) -> None:
+        if len(self.failures) > self.max_failures:
+            first = self.failures[0]
+            raise EyasError(
+                f"{len(self.failures)} samples failed, more than extract.max_failures={self.max_failures}; "
+                f"first: {first.sample_id}: {first.reason}",
+                hint="complete shards are kept; mend the cause and run the same command again",
+            )
+
+
+def check_states(
+    states: HiddenStates, sample: TokenizedSample, outside: Callable[[torch.Tensor], int | None]
+) -> Checked:
+    """Refuse states that cannot be this sample's, and return their figures.
+
+    ``outside`` names the first layer of a magnitude that the probe never saw.
+    Raises: ContractError for other tokens than those sent, values that are not finite, a layer that is
+    all zero or far from the probe's magnitude.
+    """
+    if not (states.sample.input_ids == sample.input_ids).all():
+        raise ContractError(f"sample {sample.sample_id}: the engine echoed other token ids than it was sent")
+    sums = LayerSums.of(states.aux), LayerSums.of(states.last[:, None])
+    for name, part in zip(("aux", "last"), sums, strict=True):
+        if not (part.low.isfinite() & part.high.isfinite()).all():
+            raise ContractError(f"sample {sample.sample_id}: {name} states are not finite")
+        empty = (part.low == 0) & (part.high == 0)
+        if empty.any():
+            raise ContractError(
+                f"sample {sample.sample_id}: {name} layer number {int(empty.nonzero()[0])} is all zero"
+            )
+    layer = outside(states.aux)
+    if layer is not None:
+        raise ContractError(
+            f"sample {sample.sample_id}: aux layer number {layer} has another magnitude than any probe sample"
+        )
+    return sums

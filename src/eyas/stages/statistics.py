@@ -1,0 +1,91 @@
+"""Per-layer figures of captured states: what a reader looks at to see that a layer is what it should be."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.engines.probe import row_norms
+from eyas.files import flush_to_disk
+
+_FILE = "statistics.jsonl"
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """Least and largest value, sums, and number of values, each [L]; sums of samples add up."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+    total: torch.Tensor
+    squares: torch.Tensor
+    count: int
+
+    @classmethod
+    def of(cls, states_TLD: torch.Tensor) -> "LayerSums":
+        """NaN anywhere in a layer shows in ``low`` and ``high``, an infinity in one of them."""
+        num_tokens, _, width = states_TLD.shape
+        low, high = states_TLD.amin((0, 2)), states_TLD.amax((0, 2))
+        total = states_TLD.sum((0, 2), dtype=torch.float32)
+        squares = row_norms(states_TLD).square().sum(0, dtype=torch.float64)
+        return cls(low.double(), high.double(), total.double(), squares, num_tokens * width)
+
+    def __add__(self, other: "LayerSums") -> "LayerSums":
+        return LayerSums(
+            torch.minimum(self.low, other.low),
+            torch.maximum(self.high, other.high),
+            self.total + other.total,
+            self.squares + other.squares,
+            self.count + other.count,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {k: getattr(self, k).tolist() for k in ("low", "high", "total", "squares")}
+        return out | {"count": self.count}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "LayerSums":
+        tensors = {
+            k: torch.tensor(value[k], dtype=torch.float64) for k in ("low", "high", "total", "squares")
+        }
+        return cls(**tensors, count=value["count"])
+
+    def table(self) -> list[dict[str, float]]:
+        """Return min, max, mean and RMS of each layer."""
+        columns = zip(
+            self.low.tolist(), self.high.tolist(), self.total.tolist(), self.squares.tolist(), strict=True
+        )
+        return [
+            {"min": low, "max": high, "mean": total / self.count, "rms": math.sqrt(squares / self.count)}
+            for low, high, total, squares in columns
+        ]
+
+
+def record_sums(folder: Path, shard: int, aux: LayerSums, last: LayerSums) -> None:
+    """Note one shard's figures beside it; the latest line of a shard counts."""
+    path = folder / _FILE
+    with path.open("a", encoding="utf-8") as f:
+        f.write(json.dumps({"shard": shard, "aux": aux.to_json(), "last": last.to_json()}) + "\n")
+    flush_to_disk(path)
+
+
+def read_table(folder: Path) -> list[dict[str, float]]:
+    """Return the figures over all shards of a store: aux layers in order, then the last layer."""
+    by_shard: dict[int, dict[str, Any]] = {}
+    path = folder / _FILE
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            value = json.loads(line)
+        except ValueError:  # torn by a crash: its shard is written again, with its line
+            continue
+        by_shard[value["shard"]] = value
+    if not by_shard:
+        return []
+    aux, last = (
+        [LayerSums.from_json(v[name]) for v in by_shard.values() if v[name]["count"]]
+        for name in ("aux", "last")
+    )
+    return [*sum(aux[1:], aux[0]).table(), *sum(last[1:], last[0]).table()]

@@ -1,0 +1,396 @@
+"""The unroll with its backward pass written out: the fast path, equal to ``eyas.train.unroll``.
+
+What makes it fast: every step's activations lie in one buffer, so each weight's gradient is one long
+matrix product over all steps; gradients overwrite the activations they no longer need; the head's logits
+turn into their own gradient in the forward pass and are gone; weights are cast once a step.
+"""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.train.batch import PackedBatch
+from eyas.train.fused import plain_ops
+from eyas.train.fused.heads import Heads
+from eyas.train.fused.weights import Weights
+from eyas.train.loss import LossKind
+from eyas.train.teacher import TeacherTargets
+from eyas.train.unroll import UnrollResult, count_accepted
+
+# Logits alive at a time, at most: rows of one product of the head.
+_HEAD_ROWS = 8192
+
+_EMBED, _HIDDEN = "layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"
+_POST, _FINAL = "layers.0.post_attention_layernorm.weight", "norm.weight"
+
+
+@dataclass
+class _Steps:
+    """Where each step's rows lie in buffers that hold all steps, and what attention needs to know.
+
+    rows[k]: slice of step k. own[k]: slice of step k in the buffer of own keys (steps >= 1 only).
+    own_index[k] [R_k, k]: each row's entries there. first[k], place[k] [R_k]: the range of step-0 keys
+    that each row sees. read[k]: the token each row reads.
+    """
+
+    rows: list[slice]
+    own: list[slice]
+    own_index: list[torch.Tensor]
+    first: list[torch.Tensor]
+    place: list[torch.Tensor]
+    read: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> "_Steps":
+        plan = batch.plan
+        counts = [len(r) for r in plan.rows if len(r)]  # later steps of short answers have no rows
+        ends = list(accumulate(counts))
+        key_documents = batch.documents[plan.keys]
+        device = batch.tokens.device
+        steps = cls([], [], [], [], [], [])
+        index = torch.empty(counts[0] if counts else 0, 0, dtype=torch.int32, device=device)
+        for k, (end, count) in enumerate(zip(ends, counts, strict=True)):
+            steps.rows.append(slice(end - count, end))
+            start = end - count - counts[0]
+            steps.own.append(slice(start, start + count) if k else slice(0, 0))
+            if k:
+                entries = torch.arange(start, start + count, dtype=torch.int32, device=device)
+                index = torch.cat([index[plan.keep[k]], entries[:, None]], dim=1)
+            steps.own_index.append(index)
+            rows = plan.rows[k]
+            steps.first.append(torch.searchsorted(key_documents, batch.documents[rows]).int())
+            steps.place.append(plan.key_places[k].int())
+            steps.read.append(batch.tokens[rows + 1 + k])
+        return steps
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows[-1].stop if self.rows else 0
+
+    @property
+    def num_own(self) -> int:
+        return self.own[-1].stop if self.own else 0
+
+
+@dataclass
+class _Saved:
+    """Activations of a batch; a leading axis of all steps' rows, but ``first_*``: of the step-0 keys."""
+
+    first_hidden: torch.Tensor
+    first_mixed: torch.Tensor
+    first_kv: torch.Tensor
+    mixed: torch.Tensor
+    queries: torch.Tensor
+    own_kv: torch.Tensor
+    attended: torch.Tensor
+    middle: torch.Tensor
+    normed_middle: torch.Tensor
+    gate_up: torch.Tensor
+    activated: torch.Tensor
+    hidden: torch.Tensor
+    grad_normed: torch.Tensor
+    lse: list[torch.Tensor] = field(default_factory=list)
+    turns: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+
+class FusedUnroll:
+    """Computes a batch's loss, and adds its gradients to the buffers of ``weights``."""
+
+    def __init__(self, draft: Eagle3Draft, dtype: torch.dtype) -> None:
+        config = draft.config
+        self.draft = draft
+        self.eps = config.rms_norm_eps
+        self.heads = Heads(
+            config.num_key_value_heads,
+            config.num_attention_heads // config.num_key_value_heads,
+            config.head_dim,
+        )
+        self.weights = Weights(draft, dtype)
+        self.weights.refresh()
+        self.ops: Any = plain_ops
+        if draft.fc.weight.is_cuda:
+            from eyas.train.fused import gpu_ops
+
+            self.ops = gpu_ops
+
+    @torch.no_grad()
+    def run(
+        self,
+        batch: PackedBatch,
+        targets: TeacherTargets,
+        target_ids: torch.Tensor,
+        step_decay: float,
+        loss: LossKind,
+        with_gradients: bool = True,
+    ) -> UnrollResult:
+        """Unroll over a batch; with ``with_gradients``, add the gradients of the summed loss."""
+        steps = _Steps.of(batch)
+        row_losses = torch.zeros(steps.num_rows, dtype=torch.float32, device=batch.tokens.device)
+        agrees: list[torch.Tensor] = []
+        saved = self._start(batch, steps)
+        for k, here in enumerate(steps.rows):
+            self._forward_step(batch, steps, saved, k)
+            index = batch.plan.teacher[k]
+            best = self._hold_to_teacher(
+                saved, here, targets, index, step_decay**k, loss, with_gradients, row_losses[here]
+            )
+            agrees.append((target_ids[best] == targets.argmax[index]) & targets.in_draft[index])
+        if with_gradients:
+            self._backward(batch, steps, saved)
+        sums = [row_losses[here].sum() for here in steps.rows]
+        sums += [row_losses.new_zeros(())] * (batch.plan.num_steps - len(sums))
+        step_losses = torch.stack(sums)
+        decay = step_decay ** torch.arange(len(sums), device=row_losses.device)
+        accepted, depth = count_accepted(batch.plan, agrees)
+        return UnrollResult((step_losses * decay).sum(), batch.num_supervised, step_losses, accepted, depth)
+
+    def _start(self, batch: PackedBatch, steps: _Steps) -> _Saved:
+        """Compute the step-0 keys and values of every row, and room for the rest."""
+        matrix, config, keys = self.weights.matrix, self.draft.config, batch.plan.keys
+        dtype, device = self.weights.dtype, batch.tokens.device
+
+        def room(rows: int, width: int) -> torch.Tensor:
+            return torch.empty(rows, width, dtype=dtype, device=device)
+
+        # The last token of each document is fused for nothing: cheaper than gathering the others.
+        fused = batch.aux.flatten(1) @ matrix["fc"].T
+        width, rows = config.hidden_size, steps.num_rows
+        first_hidden, first_mixed = room(len(keys), width), room(len(keys), 2 * width)
+        self._mix(batch.tokens[keys + 1], fused, keys, first_mixed, first_hidden)
+        first_kv = first_mixed @ matrix["kv"].T
+        cos, sin = self._turns(batch.positions[keys])
+        self.ops.rotate(first_kv, cos, sin, self.heads.kv_heads, first_kv)
+        query_width = config.num_attention_heads * config.head_dim
+        return _Saved(
+            first_hidden,
+            first_mixed,
+            first_kv,
+            mixed=room(rows, 2 * width),
+            queries=room(rows, query_width),
+            own_kv=room(steps.num_own, first_kv.shape[1]),
+            attended=room(rows, query_width),
+            middle=room(rows, width),
+            normed_middle=room(rows, width),
+            gate_up=room(rows, 2 * config.intermediate_size),
+            activated=room(rows, config.intermediate_size),
+            hidden=room(rows, width),
+            grad_normed=room(rows, width),
+        )
+
+    def _forward_step(self, batch: PackedBatch, steps: _Steps, saved: _Saved, k: int) -> None:
+        matrix, vector, here, plan = self.weights.matrix, self.weights.vector, steps.rows[k], batch.plan
+        cos, sin = self._turns(batch.positions[plan.rows[k]] + k)
+        saved.turns.append((cos, sin))
+        mixed, middle = saved.mixed[here], saved.middle[here]
+        if k == 0:
+            torch.index_select(saved.first_mixed, 0, plan.key_places[0], out=mixed)
+            torch.index_select(saved.first_hidden, 0, plan.key_places[0], out=middle)
+        else:
+            self._mix(steps.read[k], saved.hidden[steps.rows[k - 1]], plan.keep[k], mixed, middle)
+            own_kv = torch.mm(mixed, matrix["kv"].T, out=saved.own_kv[steps.own[k]])
+            self.ops.rotate(own_kv, cos, sin, self.heads.kv_heads, own_kv)
+        queries = torch.mm(mixed, matrix["q"].T, out=saved.queries[here])
+        self.ops.rotate(queries, cos, sin, self.heads.kv_heads * self.heads.group, queries)
+        attended = saved.attended[here]
+        saved.lse.append(
+            self.ops.attend(
+                queries,
+                saved.first_kv,
+                saved.own_kv,
+                steps.own_index[k],
+                steps.first[k],
+                steps.place[k],
+                self.heads,
+                attended,
+            )
+        )
+        middle.addmm_(attended, matrix["o"].T)
+        normed = saved.normed_middle[here]
+        self.ops.rms(middle, vector[_POST], self.eps, normed)
+        gate_up = torch.mm(normed, matrix["gate_up"].T, out=saved.gate_up[here])
+        activated = saved.activated[here]
+        self.ops.swiglu(gate_up, activated)
+        torch.addmm(middle, activated, matrix["down"].T, out=saved.hidden[here])
+
+    def _hold_to_teacher(
+        self,
+        saved: _Saved,
+        here: slice,
+        targets: TeacherTargets,
+        index: torch.Tensor,
+        weight: float,
+        loss: LossKind,
+        with_gradients: bool,
+        row_losses: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write the rows' losses and the gradient of the normed state; return the argmax of each row."""
+        head = self.weights.matrix["head"]
+        hidden = saved.hidden[here]
+        normed = torch.empty_like(hidden)
+        self.ops.rms(hidden, self.weights.vector[_FINAL], self.eps, normed)
+        num_chunks = -(-len(normed) // _HEAD_ROWS)
+        best = []
+        done = 0
+        for chunk, of_chunk in zip(normed.chunk(num_chunks), index.chunk(num_chunks), strict=True):
+            logits = chunk @ head.T  # (r, W)
+            counts = targets.in_draft[of_chunk]
+            values, argmax = self.ops.loss_and_gradient_(
+                logits, targets.probabilities, of_chunk, counts, weight, loss, with_gradients
+            )
+            row_losses[done : done + len(chunk)] = values
+            best.append(argmax)
+            if with_gradients:
+                torch.mm(logits, head, out=saved.grad_normed[here][done : done + len(chunk)])
+                self.weights.add("head", logits, chunk)
+            done += len(chunk)
+        return torch.cat(best)
+
+    def _backward(self, batch: PackedBatch, steps: _Steps, saved: _Saved) -> None:
+        """Walk the steps backwards; what a step no longer needs becomes its gradient."""
+        weights, matrix, vector, plan = self.weights, self.weights.matrix, self.weights.vector, batch.plan
+        grad_first_kv = torch.zeros_like(saved.first_kv, dtype=torch.float32)
+        grad_own_kv = torch.zeros_like(saved.own_kv, dtype=torch.float32)
+        grad_entering: torch.Tensor | None = None  # of the state that enters step k + 1
+        grad_mixed = grad_first = saved.first_mixed
+        for k in reversed(range(len(steps.rows))):
+            here = steps.rows[k]
+            # grad_normed becomes the gradient of the state that leaves the step.
+            leaving = saved.grad_normed[here]
+            went_on = None  # each row's place among the rows of the next step
+            if grad_entering is not None:
+                went_on = torch.full_like(plan.rows[k], -1)
+                went_on[plan.keep[k + 1]] = torch.arange(len(grad_entering), device=went_on.device)
+            of_weight = self.ops.rms_backward(
+                leaving,
+                saved.hidden[here],
+                vector[_FINAL],
+                self.eps,
+                residual=grad_entering,
+                residual_index=went_on,
+                out=leaving,
+            )
+            weights.add_vector(_FINAL, of_weight)
+
+            grad_activated = leaving @ matrix["down"]
+            gate_up = saved.gate_up[here]
+            self.ops.swiglu_backward_(grad_activated, gate_up)
+            del grad_activated
+            grad_middle = saved.middle[here]
+            of_weight = self.ops.rms_backward(
+                gate_up @ matrix["gate_up"],
+                grad_middle,
+                vector[_POST],
+                self.eps,
+                residual=leaving,
+                out=grad_middle,
+            )
+            weights.add_vector(_POST, of_weight)
+
+            cos, sin = saved.turns[k]
+            queries = saved.queries[here]
+            grad_queries = self.ops.attend_backward(
+                grad_middle @ matrix["o"],
+                saved.attended[here],
+                saved.lse[k],
+                queries,
+                saved.first_kv,
+                saved.own_kv,
+                steps.own_index[k],
+                steps.first[k],
+                steps.place[k],
+                self.heads,
+                grad_first_kv,
+                grad_own_kv,
+            )
+            self.ops.rotate(grad_queries, cos, -sin, self.heads.kv_heads * self.heads.group, queries)
+            grad_mixed = queries @ matrix["q"]
+            if k == 0:
+                grad_first = grad_middle
+                break
+            own = steps.own[k]
+            own_kv = saved.own_kv[own]
+            self.ops.rotate(grad_own_kv[own], cos, -sin, self.heads.kv_heads, own_kv)
+            grad_mixed.addmm_(own_kv, matrix["kv"])
+            grad_entering = torch.empty_like(grad_middle)
+            self._mix_backward(
+                grad_mixed,
+                steps.read[k],
+                saved.hidden[steps.rows[k - 1]],
+                plan.keep[k],
+                grad_middle,
+                grad_entering,
+            )
+        if not steps.rows:
+            return
+
+        cos, sin = self._turns(batch.positions[plan.keys])
+        first_kv = saved.first_kv
+        self.ops.rotate(grad_first_kv, cos, -sin, self.heads.kv_heads, first_kv)
+        grad_first_mixed = first_kv @ matrix["kv"]
+        grad_first_mixed[plan.key_places[0]] += grad_mixed
+        grad_hidden = torch.zeros_like(saved.first_hidden)
+        grad_hidden[plan.key_places[0]] = grad_first
+        self._mix_backward(
+            grad_first_mixed, batch.tokens[plan.keys + 1], saved.first_hidden, None, grad_hidden, grad_hidden
+        )
+        grad_fused = grad_hidden.new_zeros(len(batch.tokens), grad_hidden.shape[1])
+        grad_fused[plan.keys] = grad_hidden
+
+        weights.add("fc", grad_fused, batch.aux.flatten(1))
+        weights.add("q", saved.queries, saved.mixed)
+        weights.add("kv", first_kv, saved.first_mixed)
+        if steps.num_own:
+            weights.add("kv", saved.own_kv, saved.mixed[steps.rows[0].stop :])
+        weights.add("o", saved.middle, saved.attended)
+        weights.add("gate_up", saved.gate_up, saved.normed_middle)
+        weights.add("down", saved.grad_normed, saved.activated)
+
+    def _mix(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        index: torch.Tensor,
+        mixed: torch.Tensor,
+        entering: torch.Tensor,
+    ) -> None:
+        """Write the layer's input for rows ``index`` of ``hidden`` to ``mixed`` [R, 2D], and the rows themselves."""
+        vector, width = self.weights.vector, entering.shape[1]
+        embedding = self.draft.embed_tokens.weight
+        self.ops.rms(embedding, vector[_EMBED], self.eps, mixed[:, :width], index=tokens)
+        self.ops.rms(hidden, vector[_HIDDEN], self.eps, mixed[:, width:], index=index, copy=entering)
+
+    def _mix_backward(
+        self,
+        grad: torch.Tensor,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        index: torch.Tensor | None,
+        residual: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Write the gradient of the rows that ``_mix`` read, plus ``residual``, to ``out``."""
+        weights, width = self.weights, out.shape[1]
+        embedding = self.draft.embed_tokens.weight
+        of_token = self.ops.rms_backward(
+            grad[:, :width], embedding, weights.vector[_EMBED], self.eps, index=tokens
+        )
+        of_hidden = self.ops.rms_backward(
+            grad[:, width:],
+            hidden,
+            weights.vector[_HIDDEN],
+            self.eps,
+            index=index,
+            residual=residual,
+            out=out,
+        )
+        weights.add_vector(_EMBED, of_token)
+        weights.add_vector(_HIDDEN, of_hidden)
+
+    def _turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin [R, head_dim] in fp32."""
+        like = torch.empty(0, dtype=torch.float32, device=positions.device)
+        cos, sin = self.draft.rotary.embedding(like, positions[None])
+        return cos[0], sin[0]

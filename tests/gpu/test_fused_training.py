@@ -1,0 +1,89 @@
+"""The fused path on a GPU: exact in fp32, and in bf16 no further from fp32 than the plain path is."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from eyas.train.batch import pack_batch
+from eyas.train.fused.unroll import FusedUnroll
+from eyas.train.loss import LossKind
+from eyas.train.teacher import teacher_targets
+from eyas.train.unroll import run_unroll
+from train_cases import Case, make_case
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+NUM_STEPS = 5
+
+
+def case_of(seed: int, heads: int = 8) -> Case:
+    return make_case(
+        seed,
+        (150, 7, 260, 91),
+        0.6,
+        width=256,
+        heads=heads,
+        kv_heads=heads // 4,
+        head_dim=64,
+        mlp=512,
+        target_vocab=1500,
+        draft_vocab=600,
+    )
+
+
+def on_gpu(case: Case, dtype: torch.dtype) -> Case:
+    draft = copy.deepcopy(case.draft).to(CUDA)
+    teacher = case.teacher.to(CUDA, dtype)
+    return dataclasses.replace(case, draft=draft, teacher=teacher, target_ids=case.target_ids.to(CUDA))
+
+
+def fused(case: Case, dtype: torch.dtype, loss: LossKind = "kl") -> tuple[float, dict[str, torch.Tensor]]:
+    here = on_gpu(case, dtype)
+    batch = pack_batch(case.states, NUM_STEPS, CUDA, dtype)
+    targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
+    runner = FusedUnroll(here.draft, dtype)
+    runner.weights.start()
+    result = runner.run(batch, targets, here.target_ids, 0.8, loss)
+    runner.weights.finish()
+    return float(result.loss), {n: p.grad.cpu() for n, p in here.draft.trainable().items()}
+
+
+def plain(case: Case, dtype: torch.dtype, loss: LossKind = "kl") -> tuple[float, dict[str, torch.Tensor]]:
+    here = on_gpu(case, dtype)
+    batch = pack_batch(case.states, NUM_STEPS, CUDA, dtype)
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        result = run_unroll(here.draft, here.teacher, here.target_ids, batch, 0.8, loss)
+    result.loss.backward()
+    return float(result.loss.detach()), {n: p.grad.cpu() for n, p in here.draft.trainable().items()}
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("loss", ["kl", "lk", "hybrid"])
+def test_fused_equals_plain_in_fp32(loss: LossKind) -> None:
+    case = case_of(0)
+    expected_loss, expected = plain(case, torch.float32, loss)
+    found_loss, found = fused(case, torch.float32, loss)
+    assert found_loss == pytest.approx(expected_loss, rel=1e-5)
+    for name in expected:
+        assert distance(found[name], expected[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("loss", ["kl", "lk", "hybrid"])
+def test_fused_in_bf16_is_as_close_to_fp32_as_plain_in_bf16(loss: LossKind) -> None:
+    case = case_of(1)
+    true_loss, truth = plain(case, torch.float32, loss)
+    plain_loss, of_plain = plain(case, torch.bfloat16, loss)
+    fused_loss, of_fused = fused(case, torch.bfloat16, loss)
+    assert abs(fused_loss - true_loss) <= 1.25 * abs(plain_loss - true_loss) + 2e-3 * true_loss
+    for name in truth:
+        far, near = distance(of_plain[name], truth[name]), distance(of_fused[name], truth[name])
+        print(f"{name}: fused {near:.2e}, plain {far:.2e}")
+        assert near <= 1.1 * far + 1e-3, name

@@ -1,0 +1,66 @@
+"""The fused path computes the loss, the gradients and the metrics of the plain path."""
+
+import copy
+
+import pytest
+import torch
+
+from eyas.train.batch import pack_batch
+from eyas.train.fused.unroll import FusedUnroll
+from eyas.train.loss import LossKind
+from eyas.train.teacher import teacher_targets
+from eyas.train.unroll import UnrollResult, run_unroll
+from train_cases import Case, make_case
+
+CPU = torch.device("cpu")
+DECAY = 0.8
+
+
+def fused(case: Case, num_steps: int, loss: LossKind, repeat: int = 1) -> UnrollResult:
+    batch = pack_batch(case.states, num_steps, CPU, torch.float32)
+    targets = teacher_targets(case.teacher, batch.last, case.target_ids, False)
+    runner = FusedUnroll(case.draft, torch.float32)
+    runner.weights.start()
+    for _ in range(repeat):
+        result = runner.run(batch, targets, case.target_ids, DECAY, loss)
+    runner.weights.finish()
+    return result
+
+
+def plain(case: Case, num_steps: int, loss: LossKind) -> UnrollResult:
+    batch = pack_batch(case.states, num_steps, CPU, torch.float32)
+    result = run_unroll(case.draft, case.teacher, case.target_ids, batch, DECAY, loss)
+    result.loss.backward()
+    return result
+
+
+@pytest.mark.parametrize("loss", ["kl", "lk", "hybrid"])
+@pytest.mark.parametrize(("seed", "num_steps"), [(0, 1), (1, 2), (2, 7), (3, 7)])
+def test_fused_loss_gradients_and_metrics_equal_the_plain_ones(
+    seed: int, num_steps: int, loss: LossKind
+) -> None:
+    case = make_case(seed, share=[0.1, 0.5, 0.9, 0.6][seed])
+    twin = copy.deepcopy(case.draft)
+    expected = plain(case, num_steps, loss)
+    wanted = {name: p.grad for name, p in case.draft.trainable().items()}
+    case.draft = twin
+    found = fused(case, num_steps, loss)
+    assert float(found.loss) == pytest.approx(float(expected.loss.detach()), rel=1e-5)
+    assert torch.equal(found.accepted, expected.accepted)
+    assert torch.equal(found.depth, expected.depth)
+    assert torch.allclose(found.step_loss, expected.step_loss, rtol=1e-5)
+    for name, parameter in twin.trainable().items():
+        assert parameter.grad is not None
+        assert (parameter.grad - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
+
+
+def test_gradients_of_two_batches_add_up() -> None:
+    case = make_case(5)
+    once = copy.deepcopy(case.draft)
+    fused(case, 4, "kl", repeat=2)
+    twice = {n: p.grad for n, p in case.draft.trainable().items()}
+    case.draft = once
+    fused(case, 4, "kl")
+    for name, parameter in once.trainable().items():
+        assert parameter.grad is not None
+        assert (2 * parameter.grad - twice[name]).norm() <= 1e-5 * twice[name].norm(), name

@@ -1,0 +1,126 @@
+"""The EAGLE-3 training step written the slow, obvious way: what every trainer path is compared with.
+
+Every token of the pack is a row at every step, keys of all steps are concatenated under one dense
+mask, and supervision is read off the loss mask token by token. Nothing is imported from the trainer.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from eyas.types import TokenizedSample
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Rotate x [N, heads, head_dim] by its positions [N]."""
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    angles = (positions[:, None].float() * frequencies)[:, None].to(x.dtype)  # (N, 1, half)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat(
+        [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()],
+        dim=-1,
+    )
+
+
+def layout(samples: Sequence[TokenizedSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens, document ids and positions [N]."""
+    tokens = torch.cat([torch.from_numpy(s.input_ids).long() for s in samples])
+    documents = torch.cat([torch.full((len(s),), d) for d, s in enumerate(samples)])
+    positions = torch.cat([torch.arange(len(s)) for s in samples])
+    return tokens, documents, positions
+
+
+def is_supervised(samples: Sequence[TokenizedSample], step: int) -> torch.Tensor:
+    """Row i at step k: tokens i+1 .. i+2+k of its document are all the assistant's.
+
+    A cut document goes on with one more token of the assistant, unknown but certain.
+    """
+    flags = []
+    for sample in samples:
+        mask = [*sample.loss_mask.tolist(), *([True] if sample.cut else [])]
+        for i in range(len(sample)):
+            served = mask[i + 1 : i + 3 + step]
+            # The token that is read must exist; the one that is predicted may be the cut one.
+            flags.append(i + 1 + step < len(sample) and len(served) == step + 2 and all(served))
+    return torch.tensor(flags)
+
+
+def reference_logits(
+    weights: Mapping[str, torch.Tensor],
+    samples: Sequence[TokenizedSample],
+    aux: torch.Tensor,
+    num_steps: int,
+    num_heads: int,
+    num_kv_heads: int,
+    eps: float,
+    theta: float,
+) -> list[torch.Tensor]:
+    """Return the draft's logits [N, W] at each step; rows without a token to read hold nonsense.
+
+    Shapes: aux [N, A, D].
+    """
+    tokens, documents, positions = layout(samples)
+    layer = {k.removeprefix("layers.0."): v for k, v in weights.items() if k.startswith("layers.0.")}
+    num_rows, head_dim = len(tokens), layer["self_attn.q_proj.weight"].shape[0] // num_heads
+    groups = num_heads // num_kv_heads
+    causal = (documents[:, None] == documents[None]) & torch.ones(num_rows, num_rows).tril().bool()
+    own = torch.eye(num_rows, dtype=torch.bool)
+
+    hidden = aux.flatten(1) @ weights["fc.weight"].T
+    all_keys, all_values, logits = [], [], []
+    for step in range(num_steps):
+        read = tokens.roll(-1 - step)
+        embedded = weights["embed_tokens.weight"][read]
+        mixed = torch.cat(
+            [
+                rms_norm(embedded, layer["input_layernorm.weight"], eps),
+                rms_norm(hidden, layer["hidden_norm.weight"], eps),
+            ],
+            dim=-1,
+        )
+        q, k, v = (
+            (mixed @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, head_dim)) for name in "qkv"
+        )
+        all_keys.append(rotate(k, positions + step, theta))
+        all_values.append(v)
+        keys = torch.cat(all_keys).repeat_interleave(groups, 1)  # ((step + 1) N, heads, head_dim)
+        values = torch.cat(all_values).repeat_interleave(groups, 1)
+        seen = torch.cat([causal, *[own] * step], dim=1)
+        scores = torch.einsum("qhd,khd->hqk", rotate(q, positions + step, theta), keys) / head_dim**0.5
+        attention = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
+        attended = torch.einsum("hqk,khd->qhd", attention, values).flatten(1)
+        hidden = hidden + attended @ layer["self_attn.o_proj.weight"].T
+        x = rms_norm(hidden, layer["post_attention_layernorm.weight"], eps)
+        gate, up = x @ layer["mlp.gate_proj.weight"].T, x @ layer["mlp.up_proj.weight"].T
+        hidden = hidden + (gate * torch.sigmoid(gate) * up) @ layer["mlp.down_proj.weight"].T
+        logits.append(rms_norm(hidden, weights["norm.weight"], eps) @ weights["lm_head.weight"].T)
+    return logits
+
+
+def reference_loss(
+    logits: Sequence[torch.Tensor],
+    samples: Sequence[TokenizedSample],
+    teacher_logits: torch.Tensor,
+    target_ids: torch.Tensor,
+    step_decay: float,
+) -> torch.Tensor:
+    """Return the KL to the teacher on the draft vocabulary, summed over rows and weighted by step.
+
+    Shapes: teacher_logits [N, V], the target's own for every token; target_ids [W].
+    """
+    in_draft = torch.isin(teacher_logits.argmax(-1), target_ids)
+    teacher = torch.log_softmax(teacher_logits[:, target_ids], -1)
+    loss = torch.zeros((), dtype=teacher.dtype)
+    for step, of_step in enumerate(logits):
+        draft = torch.log_softmax(of_step, -1)
+        for row in is_supervised(samples, step).nonzero().flatten().tolist():
+            judge = row + 1 + step
+            if in_draft[judge]:
+                p = teacher[judge]
+                loss = loss + step_decay**step * (p.exp() * (p - draft[row])).sum()
+    return loss
