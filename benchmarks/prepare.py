@@ -48,6 +48,8 @@ def main() -> None:
 
 
 def _write_source(options: argparse.Namespace, folder: Path) -> Path:
+    if options.speculators_python and not (options.rows and options.render):
+        sys.exit("--speculators-python needs --rows and --render")
     if options.copies == 1 and not options.rows:
         return Path(options.pool)
     path = folder / "rows.jsonl"
@@ -58,10 +60,10 @@ def _write_source(options: argparse.Namespace, folder: Path) -> Path:
                 rows = map(json.loads, lines)
                 chosen = islice(filter(_is_plain, rows), options.rows) if options.rows else rows
                 for number, row in enumerate(chosen):
-                    kept = {
-                        "id": f"{copy}/{row.get('id', number)}",
-                        **{k: row[k] for k in ("messages", "tools") if k in row},
-                    }
+                    row_id = f"{copy}/{row.get('id', number)}"
+                    # The one key that both projects read.
+                    kept = {"id": row_id, "conversations": row["messages"]}
+                    kept |= {"tools": row["tools"]} if "tools" in row else {}
                     out.write(json.dumps(kept, ensure_ascii=False) + "\n")
     return path
 
@@ -99,7 +101,7 @@ def _time_speculators(options: argparse.Namespace, source: Path, folder: Path) -
     import pyarrow.parquet as pq
 
     ids = pq.read_table(out, columns=["input_ids"]).column("input_ids")
-    _report("speculators", seconds, peak, len(source.read_text().splitlines()), sum(map(len, ids)))
+    _report("speculators", seconds, peak, options.rows, sum(map(len, ids)))
 
 
 def _timed(command: list[str]) -> tuple[float, float]:

@@ -24,14 +24,9 @@ class Summary:
         counts, drops = self.manifest["counts"], self.manifest["drops"]
         rows = [("rows read", f"{self.manifest['num_read']:,}")]
         for split in SPLITS:
-            name = "held out" if split == "held_out" else split
-            rows.append(
-                (
-                    name,
-                    f"{counts.get(f'{split}_conversations', 0):,} conversations, "
-                    f"{counts.get(f'{split}_samples', 0):,} samples, {counts.get(f'{split}_tokens', 0):,} tokens",
-                )
-            )
+            kinds = ("conversations", "samples", "tokens")
+            numbers = ", ".join(f"{counts.get(f'{split}_{kind}', 0):,} {kind}" for kind in kinds)
+            rows.append((split.replace("_", " "), numbers))
         if len(self.lengths):
             share = self.supervised.sum() / self.lengths.sum()
             rows.append(("supervised", f"{share:.1%} of the tokens ({self.supervised.sum():,})"))
@@ -39,7 +34,7 @@ class Summary:
             named = zip(_QUANTILES, quantiles, strict=True)
             rows.append(("tokens a sample", ", ".join(f"{name} {int(q):,}" for name, q in named)))
             held = ", ".join(
-                f"{share:.2%} at {int(size):,}" for size, share in self.manifest["coverage"].items()
+                f"{covered:.2%} at {int(size):,}" for size, covered in self.manifest["coverage"].items()
             )
             rows.append(("draft vocabulary covers", held))
         if counts.get("cut_conversations"):

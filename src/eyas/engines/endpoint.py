@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import resource
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from eyas.types import Completion, Failure, TargetSpec
 
 _ATTEMPTS = 6
 _LONGEST_PAUSE_S = 20.0
+_OTHER_FILES = 256
+_WORKERS_PER_CLIENT = 16
+_CONNECT_S = 60.0
 # vLLM's additions to the protocol. A server that refuses them is asked again without.
 _EXTENSIONS = {"return_token_ids": True, "skip_special_tokens": False, "add_special_tokens": False}
 # What the stage itself decides; another value here would make the records untrue.
@@ -41,7 +45,7 @@ class EndpointEngine:
         self.url = url.rstrip("/")
         self.spec, self.tokenizer = spec, tokenizer
         self.end_of_turn_id = end_of_turn_id
-        self.concurrency, self.timeout_s = concurrency, timeout_s
+        self.timeout_s = timeout_s
         self.extra_body = dict(extra_body or {})
         self.extensions = dict(_EXTENSIONS)
         self.num_retokenized = 0
@@ -52,6 +56,7 @@ class EndpointEngine:
                 hint="use regenerate.max_new_tokens, regenerate.temperature or seed",
             )
         self.model = self.extra_body.pop("model", None) or self._served_model()
+        self.concurrency = _allow_connections(concurrency)
 
     def check_rendering(self, messages: Sequence[Any], tools: Any, kwargs: Any, ours: Sequence[int]) -> bool:
         """Compare a prompt's ids with the server's own rendering; False when the server cannot tell.
@@ -97,29 +102,38 @@ class EndpointEngine:
     ) -> AsyncGenerator[Completion | Failure, None]:
         waiting = iter(prompts)
         done: asyncio.Queue[Completion | Failure | BaseException] = asyncio.Queue()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(
-            limits=limits, timeout=httpx.Timeout(self.timeout_s, connect=30)
-        ) as client:
+        # httpx looks at every connection of a client for every request, so that one client with
+        # thousands is slow; a few connections each is not.
+        num_workers = min(self.concurrency, len(prompts))
+        tls = httpx.create_ssl_context()
+        limit = httpx.Timeout(self.timeout_s, connect=_CONNECT_S)
+        clients = [
+            httpx.AsyncClient(
+                verify=tls, timeout=limit, limits=httpx.Limits(max_connections=_WORKERS_PER_CLIENT)
+            )
+            for _ in range(-(-num_workers // _WORKERS_PER_CLIENT))
+        ]
 
-            async def work() -> None:
-                for prompt in waiting:
-                    try:
-                        done.put_nowait(await self._answer(client, prompt, sampling))
-                    except Exception as error:
-                        done.put_nowait(error)
+        async def work(client: httpx.AsyncClient) -> None:
+            for prompt in waiting:
+                try:
+                    done.put_nowait(await self._answer(client, prompt, sampling))
+                except Exception as error:
+                    done.put_nowait(error)
 
-            workers = [asyncio.create_task(work()) for _ in range(min(self.concurrency, len(prompts)))]
-            try:
-                for _ in prompts:
-                    item = await done.get()
-                    if isinstance(item, BaseException):
-                        raise item
-                    yield item
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
+        workers = [asyncio.create_task(work(clients[i // _WORKERS_PER_CLIENT])) for i in range(num_workers)]
+        try:
+            for _ in prompts:
+                item = await done.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for client in clients:
+                await client.aclose()
 
     async def _answer(
         self, client: httpx.AsyncClient, prompt: Prompt, sampling: Sampling
@@ -207,3 +221,14 @@ class EndpointEngine:
                 hint="choose one with regenerate.extra_body={model: NAME}",
             )
         return names[0]
+
+
+def _allow_connections(wanted: int) -> int:
+    """Raise this process's limit of open files, often 1024, as far as needed; return what it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return max(1, min(wanted, soft - _OTHER_FILES))
+    return wanted

@@ -188,8 +188,8 @@ def _prompts_only(
 
 def _warnings(record: Record, samples: list[TokenizedSample], renderer: ChatRenderer) -> Iterator[str]:
     if isinstance(record, Conversation):
-        spoken = [m.role for m in record.messages if m.role in ("user", "assistant")]
-        if any(a == b for a, b in pairwise(spoken)):
+        roles = [m.role for m in record.messages]
+        if any(a == b and a in ("user", "assistant") for a, b in pairwise(roles)):
             yield "repeated_role"
     if any(not s.cut and s.loss_mask[-1] and s.input_ids[-1] not in renderer.eos_token_ids for s in samples):
         yield "no_end_of_turn"

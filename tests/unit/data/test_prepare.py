@@ -103,6 +103,17 @@ def test_a_weight_uses_that_share_of_a_source_and_the_same_rows_each_time(
     assert manifest["num_read"] + manifest["num_left_out_by_weight"] == 400
 
 
+def test_two_questions_in_a_row_are_counted_and_an_answer_behind_a_tool_is_not(run_prepare: Prepare) -> None:
+    asks_twice = [{"role": "user", "content": "a"}, *_qa("b")["messages"]]
+    uses_tool = [
+        *_qa("a")["messages"],
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "so"},
+    ]
+    out = run_prepare(TOKENIZER, [{"messages": asks_twice}, {"messages": uses_tool}])
+    assert out.manifest["warnings"] == {"repeated_role": 1}
+
+
 def test_prompts_are_checked_when_the_target_will_answer_them(run_prepare: Prepare) -> None:
     rows = [
         {"id": "prompt", "prompt": "q"},

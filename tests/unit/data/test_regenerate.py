@@ -159,6 +159,15 @@ def test_hundreds_are_in_flight_at_once(run: Regenerate, server: FakeServer) -> 
     assert server.most_in_flight == 300
 
 
+def test_more_requests_than_open_files_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    for limits, allowed in (((1024, 4096), 3000), ((1024, 2256), 2000), ((8192, 8192), 3000)):
+        monkeypatch.setattr(endpoint.resource, "getrlimit", lambda _, limits=limits: limits)
+        monkeypatch.setattr(endpoint.resource, "setrlimit", lambda _, limits: raised.append(limits))
+        assert endpoint._allow_connections(3000) == allowed
+    assert raised == [(3256, 4096), (2256, 2256)]
+
+
 def test_where_the_answers_come_from_is_not_part_of_what_they_are(
     run: Regenerate, server: FakeServer
 ) -> None:
