@@ -24,7 +24,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.targets.teacher import TeacherHead
 from eyas.train.batch import PackedBatch, pack_batch
 from eyas.train.fused.unroll import FusedUnroll
-from eyas.train.optim import Optimizer
+from eyas.train.optim import Stepper, make_optimizer
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import run_unroll
 from eyas.types import HiddenStates, TokenizedSample
@@ -152,7 +152,7 @@ def main() -> None:
     shape = SMALL if args.small else LLAMA_8B
     draft, teacher, target_ids = build(shape, device)
     settings = TrainSettings(learning_rate=1e-4)
-    optimizer = Optimizer(draft, settings, 1000)
+    stepper = Stepper(make_optimizer(draft, settings), settings, 1000)
     dtype = teacher.head.dtype
     runner = FusedUnroll(draft, dtype) if args.path == "fused" else None
     is_cuda = device.type == "cuda"
@@ -187,7 +187,7 @@ def main() -> None:
                 runner.weights.start()
                 result = runner.run(batch, targets, target_ids, 0.8, args.loss)
                 runner.weights.finish()
-            optimizer.step(result.loss, batch.num_supervised)
+            stepper.step(result.loss, batch.num_supervised)
             if runner is not None:
                 runner.weights.refresh()
 

@@ -80,11 +80,12 @@ def test_loss_and_its_gradient(kind: str, width: int) -> None:
     logits = 3 * torch.randn(7, width, device=DEVICE)
     probabilities = torch.softmax(3 * torch.randn(5, width, device=DEVICE), -1)
     probabilities[2, : width // 2] = 0
+    mass = probabilities.sum(-1)  # as rounding might, but visibly: not 1
     index = torch.tensor([0, 2, 2, 4, 1, 3, 0], device=DEVICE)
     counts = torch.tensor([True, True, False, True, True, True, False], device=DEVICE)
     plain, fast = logits.clone(), logits.clone()
-    expected, best = plain_ops.loss_and_gradient_(plain, probabilities, index, counts, 0.7, kind, True)
-    found, found_best = gpu_ops.loss_and_gradient_(fast, probabilities, index, counts, 0.7, kind, True)
+    expected, best = plain_ops.loss_and_gradient_(plain, probabilities, mass, index, counts, 0.7, kind, True)
+    found, found_best = gpu_ops.loss_and_gradient_(fast, probabilities, mass, index, counts, 0.7, kind, True)
     assert close(found, expected, 1e-5)
     assert close(fast, plain, 1e-4)
     assert torch.equal(best[counts], found_best[counts])
@@ -161,6 +162,8 @@ def test_teacher_rows() -> None:
     ids = torch.randperm(5000, device=DEVICE)[:2300].sort().values
     probabilities = torch.empty(6, 2300, device=DEVICE)
     argmax = torch.empty(6, dtype=torch.long, device=DEVICE)
-    restrict(logits, ids, probabilities, argmax)
+    mass = torch.empty(6, device=DEVICE)
+    restrict(logits, ids, probabilities, mass, argmax)
+    assert close(mass, probabilities.sum(-1), 1e-5)
     assert torch.equal(argmax, logits.argmax(-1))
     assert close(probabilities, torch.softmax(logits[:, ids], -1), 1e-5)

@@ -18,28 +18,30 @@ class StepOutcome:
     taken: torch.Tensor
 
 
-class Optimizer:
-    """Takes steps from summed gradients, or leaves everything as it is when they are not finite.
+class Stepper:
+    """Steps ``adamw`` with summed gradients, or leaves everything as it is when they are not finite.
 
     ``num_taken`` counts the steps taken; the learning rate advances only with it.
     """
 
-    def __init__(self, draft: Eagle3Draft, settings: TrainSettings, num_steps: int) -> None:
-        self.parameters = list(draft.trainable().values())
+    def __init__(self, adamw: torch.optim.AdamW, settings: TrainSettings, num_steps: int) -> None:
+        self.adamw = adamw
+        self.parameters = [p for group in adamw.param_groups for p in group["params"]]
         self.max_grad_norm = settings.max_grad_norm
-        self.adamw = make_optimizer(draft, settings)
         device = self.parameters[0].device
         rates = [learning_rate(step, num_steps, settings) for step in range(num_steps)]
         self.rates = torch.tensor(rates, dtype=torch.float32, device=device)
-        self.num_taken = torch.zeros((), dtype=torch.long, device=device)
+        self.num_taken = torch.zeros(1, dtype=torch.long, device=device)
 
     @torch.no_grad()
     def step(self, loss: torch.Tensor, num_rows: int) -> StepOutcome:
         """Divide the gradients by ``num_rows``, clip them, and step unless they or ``loss`` are not finite."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
+        # A batch without a row has gradients of zero.
+        num_rows = max(1, num_rows)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) / num_rows
         finite = torch.isfinite(norm) & torch.isfinite(loss)
-        rate = self.rates[self.num_taken]
+        rate = self.rates.index_select(0, self.num_taken).squeeze(0)  # rates[num_taken] would wait
         for group in self.adamw.param_groups:
             group["lr"] = rate
         # The fused kernel divides by grad_scale and does nothing where found_inf is 1.
@@ -48,9 +50,6 @@ class Optimizer:
         self.adamw.step()
         self.num_taken += finite
         return StepOutcome(norm, rate, finite)
-
-    def resume(self, num_taken: int) -> None:
-        self.num_taken.fill_(num_taken)
 
 
 def make_optimizer(draft: Eagle3Draft, settings: TrainSettings) -> torch.optim.AdamW:

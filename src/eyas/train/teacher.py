@@ -12,10 +12,11 @@ _CHUNK_ROWS = 1024
 
 @dataclass(frozen=True)
 class TeacherTargets:
-    """Shapes: probabilities [R, W] (renormalised on the draft vocabulary), argmax [R] (over all V),
-    in_draft [R] (whether the draft vocabulary holds the argmax)."""
+    """Shapes: probabilities [R, W] (renormalised on the draft vocabulary), mass [R] fp32 (their sum, 1 but
+    for rounding), argmax [R] (over all V), in_draft [R] (whether the draft vocabulary holds the argmax)."""
 
     probabilities: torch.Tensor
+    mass: torch.Tensor
     argmax: torch.Tensor
     in_draft: torch.Tensor
 
@@ -31,6 +32,7 @@ def teacher_targets(
     in_draft_of = torch.zeros(teacher.head.shape[0], dtype=torch.bool, device=last.device)
     in_draft_of[target_ids] = True
     probabilities = torch.empty(len(last), len(target_ids), dtype=last.dtype, device=last.device)
+    mass = torch.empty(len(last), dtype=torch.float32, device=last.device)
     argmax = torch.empty(len(last), dtype=torch.long, device=last.device)
     for start in range(0, len(last), _CHUNK_ROWS):
         here = slice(start, start + _CHUNK_ROWS)
@@ -38,9 +40,10 @@ def teacher_targets(
         if last.is_cuda:
             from eyas.train.fused.teacher_kernel import restrict
 
-            restrict(logits, target_ids, probabilities[here], argmax[here])
+            restrict(logits, target_ids, probabilities[here], mass[here], argmax[here])
             continue
         argmax[here] = logits.argmax(-1)
         kept = logits if is_full else logits[:, target_ids]
         probabilities[here] = torch.softmax(kept, -1, dtype=torch.float32).to(last.dtype)
-    return TeacherTargets(probabilities, argmax, in_draft_of[argmax])
+        mass[here] = probabilities[here].sum(-1, dtype=torch.float32)
+    return TeacherTargets(probabilities, mass, argmax, in_draft_of[argmax])

@@ -18,16 +18,12 @@ import triton.language as tl
 from eyas.train.fused.heads import Heads
 
 _LOG2_E = math.log2(math.e)
+# The fastest of several on an H200 (benchmarks/LOG.md).
 _FORWARD = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
-_QUERIES = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
-_KEYS = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}
+_QUERIES = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
+_KEYS = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}
 # fp32 tiles take twice the shared memory and are for checking, not for speed: exact products, small tiles.
 _EXACT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
-
-
-def fits(heads: Heads) -> bool:
-    """Whether the kernels' tiles hold these heads."""
-    return heads.head_dim in (16, 32, 64, 128) and heads.group <= 64
 
 
 def _constants(heads: Heads, tiles: dict[str, int], dtype: torch.dtype) -> dict[str, Any]:

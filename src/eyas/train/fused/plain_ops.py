@@ -36,10 +36,10 @@ def attend_backward(
     grad_own_kv: torch.Tensor,
 ) -> torch.Tensor:
     """See ``attention_kernel.attend_backward``."""
-    leaves = [x.detach().requires_grad_(True) for x in (queries, first_kv, own_kv)]
+    q, kv, own = (x.detach().requires_grad_(True) for x in (queries, first_kv, own_kv))
     with torch.enable_grad():
-        result = _attend(*leaves, own_index, first, place, heads)
-    grads = torch.autograd.grad(result, leaves, grad_out, materialize_grads=True)
+        result = _attend(q, kv, own, own_index, first, place, heads)
+    grads = torch.autograd.grad(result, (q, kv, own), grad_out, materialize_grads=True)
     grad_first_kv += grads[1]
     grad_own_kv += grads[2]
     return grads[0]
@@ -114,6 +114,7 @@ def swiglu_backward_(grad: torch.Tensor, gate_up: torch.Tensor) -> None:
 def loss_and_gradient_(
     logits: torch.Tensor,
     probabilities: torch.Tensor,
+    mass: torch.Tensor,
     index: torch.Tensor,
     counts: torch.Tensor,
     weight: float,

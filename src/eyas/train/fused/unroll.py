@@ -17,7 +17,6 @@ from eyas.train.fused import plain_ops
 from eyas.train.fused.heads import Heads
 from eyas.train.fused.weights import Weights
 from eyas.train.loss import LossKind
-from eyas.train.rows import RowPlan
 from eyas.train.teacher import TeacherTargets
 from eyas.train.unroll import UnrollResult, count_accepted
 
@@ -116,6 +115,13 @@ class FusedUnroll:
             from eyas.train.fused import gpu_ops
 
             self.ops = gpu_ops
+
+    @staticmethod
+    def fits(draft: Eagle3Draft) -> bool:
+        """Whether the GPU kernels' tiles hold the draft's heads."""
+        config = draft.config
+        group = config.num_attention_heads // config.num_key_value_heads
+        return config.head_dim in (16, 32, 64, 128) and group <= 64
 
     @torch.no_grad()
     def run(
@@ -239,7 +245,7 @@ class FusedUnroll:
             logits = chunk @ head.T  # (r, W)
             counts = targets.in_draft[of_chunk]
             values, argmax = self.ops.loss_and_gradient_(
-                logits, targets.probabilities, of_chunk, counts, weight, loss, with_gradients
+                logits, targets.probabilities, targets.mass, of_chunk, counts, weight, loss, with_gradients
             )
             row_losses[done : done + len(chunk)] = values
             best.append(argmax)

@@ -1,0 +1,56 @@
+"""Batches read ahead: packed by threads, copied to a GPU while the step before is still running."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+import torch
+
+from eyas.train.batch import PackedBatch
+
+_READERS = 4
+
+Group = TypeVar("Group")
+
+
+def feed(
+    load: Callable[[Group], PackedBatch], groups: Sequence[Group], device: torch.device
+) -> Iterator[PackedBatch]:
+    """Yield ``load`` of each group in order, on ``device``. ``load`` packs on the CPU, in pinned memory for a GPU.
+
+    Raises: whatever ``load`` raises, when its batch is due.
+    """
+    batches = _ahead(load, groups)
+    if device.type != "cuda":
+        for batch in batches:
+            yield batch.to(device)
+        return
+    side = torch.cuda.Stream(device)
+    copied: PackedBatch | None = None
+    for packed in batches:
+        with torch.cuda.stream(side):
+            coming = packed.to(device)
+        if copied is not None:
+            yield copied
+        # From here on the batch belongs to the stream that trains.
+        torch.cuda.current_stream(device).wait_stream(side)
+        for tensor in coming.tensors():
+            tensor.record_stream(torch.cuda.current_stream(device))
+        copied = coming
+    if copied is not None:
+        yield copied
+
+
+def _ahead(load: Callable[[Group], PackedBatch], groups: Sequence[Group]) -> Iterator[PackedBatch]:
+    rest = iter(groups)
+    pool = ThreadPoolExecutor(_READERS, thread_name_prefix="feed")
+    try:
+        queue: deque[Future[PackedBatch]] = deque(pool.submit(load, g) for g in islice(rest, _READERS))
+        while queue:
+            batch = queue.popleft().result()
+            queue.extend(pool.submit(load, g) for g in islice(rest, 1))
+            yield batch
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
