@@ -7,6 +7,7 @@ import torch
 
 from eyas.train.fused import plain_ops
 from eyas.train.fused.heads import Heads
+from eyas.train.teacher import TeacherTargets
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -80,12 +81,19 @@ def test_loss_and_its_gradient(kind: str, width: int) -> None:
     logits = 3 * torch.randn(7, width, device=DEVICE)
     probabilities = torch.softmax(3 * torch.randn(5, width, device=DEVICE), -1)
     probabilities[2, : width // 2] = 0
-    mass = probabilities.sum(-1)  # as rounding might, but visibly: not 1
+    probabilities[4] *= 0.97  # as rounding might, but visibly
+    targets = TeacherTargets(
+        probabilities=probabilities,
+        mass=probabilities.sum(-1),
+        negative_entropy=torch.xlogy(probabilities, probabilities).sum(-1),
+        argmax=probabilities.argmax(-1),
+        in_draft=torch.tensor([True, True, False, True, True], device=DEVICE),
+    )
     index = torch.tensor([0, 2, 2, 4, 1, 3, 0], device=DEVICE)
-    counts = torch.tensor([True, True, False, True, True, True, False], device=DEVICE)
     plain, fast = logits.clone(), logits.clone()
-    expected, best = plain_ops.loss_and_gradient_(plain, probabilities, mass, index, counts, 0.7, kind, True)
-    found, found_best = gpu_ops.loss_and_gradient_(fast, probabilities, mass, index, counts, 0.7, kind, True)
+    expected, best = plain_ops.loss_and_gradient_(plain, targets, index, 0.7, kind, True)
+    found, found_best = gpu_ops.loss_and_gradient_(fast, targets, index, 0.7, kind, True)
+    counts = targets.in_draft[index]
     assert close(found, expected, 1e-5)
     assert close(fast, plain, 1e-4)
     assert torch.equal(best[counts], found_best[counts])
@@ -163,7 +171,9 @@ def test_teacher_rows() -> None:
     probabilities = torch.empty(6, 2300, device=DEVICE)
     argmax = torch.empty(6, dtype=torch.long, device=DEVICE)
     mass = torch.empty(6, device=DEVICE)
-    restrict(logits, ids, probabilities, mass, argmax)
+    entropy = torch.empty(6, device=DEVICE)
+    restrict(logits, ids, probabilities, mass, entropy, argmax)
+    assert close(entropy, torch.xlogy(probabilities, probabilities).sum(-1), 1e-5)
     assert close(mass, probabilities.sum(-1), 1e-5)
     assert torch.equal(argmax, logits.argmax(-1))
     assert close(probabilities, torch.softmax(logits[:, ids], -1), 1e-5)

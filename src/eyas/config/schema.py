@@ -60,6 +60,8 @@ class DraftSettings(Section):
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
+    fc_norm: bool = Field(False, description="EAGLE-3.1: norm each aux layer before they are fused")
+    norm_output: bool = Field(False, description="EAGLE-3.1: later draft steps read the normed state")
 
 
 class TrainSettings(Section):

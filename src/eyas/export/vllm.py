@@ -88,6 +88,8 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
             rms_norm_eps=config["rms_norm_eps"],
             max_position_embeddings=config["max_position_embeddings"],
             rope_parameters=config["rope_parameters"],
+            fc_norm=config["fc_norm"],
+            norm_output=config["norm_output"],
         )
     )
     wanted = draft.trainable()
@@ -111,7 +113,7 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     scores = (draft.queries(mixed, positions) * keys.repeat_interleave(groups, dim=1)).sum(-1, keepdim=True)
     # One key: its weight is 1 whatever the score. The sigmoid keeps queries and keys in the comparison.
     attended = values.repeat_interleave(groups, dim=1) * torch.sigmoid(scores)
-    return draft.logits(draft.finish(attended, hidden))
+    return draft.logits(draft.carry(draft.finish(attended, hidden)))
 
 
 def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
@@ -140,6 +142,8 @@ def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> di
         "draft_vocab_size": len(vocab),
         "tie_word_embeddings": False,
         "norm_before_residual": False,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
         "torch_dtype": spec.dtype,
         "bos_token_id": None,
         "eos_token_id": list(spec.eos_token_ids),

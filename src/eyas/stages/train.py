@@ -74,6 +74,8 @@ def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eag
         draft_settings.intermediate_size,
         draft_settings.num_attention_heads,
         draft_settings.num_key_value_heads,
+        draft_settings.fc_norm,
+        draft_settings.norm_output,
     )
     draft = Eagle3Draft(draft_config)
     norm = teacher.norm_weight + (1.0 if teacher.norm_kind == "rms_one_plus" else 0.0)

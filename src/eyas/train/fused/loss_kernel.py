@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from eyas.train.loss import HYBRID_DECAY, LossKind
+from eyas.train.teacher import TeacherTargets
 
 _BLOCK, _WARPS = 2048, 8
 _KINDS: dict[LossKind, int] = {"kl": 0, "lk": 1, "hybrid": 2}
@@ -16,28 +17,27 @@ _KINDS: dict[LossKind, int] = {"kl": 0, "lk": 1, "hybrid": 2}
 
 def loss_and_gradient_(
     logits: torch.Tensor,
-    probabilities: torch.Tensor,
-    mass: torch.Tensor,
+    targets: TeacherTargets,
     index: torch.Tensor,
-    counts: torch.Tensor,
     weight: float,
     kind: LossKind,
     with_gradient: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the unweighted loss and the argmax of each row [R]; ``logits`` become ``weight`` * gradient.
 
-    Shapes: logits [R, W]; probabilities [P, W], mass [P] their sums; index [R] into them; counts [R] bool. A row that does not
-    count has loss 0, gradient 0 and no meaningful argmax.
+    Shapes: logits [R, W]; index [R], each row's place among ``targets``. A row whose target is outside the
+    draft vocabulary has loss 0, gradient 0 and no meaningful argmax.
     """
     num_rows, width = logits.shape
     value = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     best = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     _loss[(num_rows,)](
         logits,
-        probabilities,
-        mass,
+        targets.probabilities,
+        targets.mass,
+        targets.negative_entropy,
+        targets.in_draft,
         index,
-        counts,
         value,
         best,
         weight,
@@ -53,7 +53,7 @@ def loss_and_gradient_(
 
 @triton.jit
 def _loss(
-    logits, probabilities, mass_of, index, counts, value, best_of, weight, width, hybrid_decay,
+    logits, probabilities, mass_of, entropy_of, in_draft, index, value, best_of, weight, width, hybrid_decay,
     KIND: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -62,7 +62,7 @@ def _loss(
     p_row = probabilities + judge * width
     mass = tl.load(mass_of + judge)
     w = tl.arange(0, BLOCK)
-    if tl.load(counts + row) == 0:
+    if tl.load(in_draft + judge) == 0:
         tl.store(value + row, 0.0)
         tl.store(best_of + row, 0)
         if WITH_GRADIENT:
@@ -106,19 +106,19 @@ def _loss(
         of_kl = tl.exp(-hybrid_decay * overlap)
         of_overlap = 1.0 - of_kl
 
-    divergence = tl.zeros([BLOCK], dtype=tl.float32)
+    cross = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
         at = start + w
         z = tl.load(z_row + at, mask=at < width, other=-float("inf")).to(tl.float32)
         p = tl.load(p_row + at, mask=at < width, other=0.0).to(tl.float32)
-        divergence += tl.where(p > 0, p * (tl.log(p) - z + lse), 0.0)
+        cross += tl.where(p > 0, p * z, 0.0)
         if WITH_GRADIENT:
             q = tl.exp(z - lse)
             gradient = of_kl * (mass * q - p)
             if KIND != 0:
                 gradient -= of_overlap * (tl.where(q < p, q, 0.0) - q * below)
             tl.store(z_row + at, (weight * gradient).to(logits.dtype.element_ty), mask=at < width)
-    kl = tl.sum(divergence, 0)
+    kl = tl.load(entropy_of + judge) + mass * lse - tl.sum(cross, 0)
     if KIND == 0:
         tl.store(value + row, kl)
     elif KIND == 1:

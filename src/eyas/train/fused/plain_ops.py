@@ -4,6 +4,7 @@ import torch
 
 from eyas.train.fused.heads import Heads
 from eyas.train.loss import LossKind, row_losses
+from eyas.train.teacher import TeacherTargets
 
 
 def attend(
@@ -113,10 +114,8 @@ def swiglu_backward_(grad: torch.Tensor, gate_up: torch.Tensor) -> None:
 
 def loss_and_gradient_(
     logits: torch.Tensor,
-    probabilities: torch.Tensor,
-    mass: torch.Tensor,
+    targets: TeacherTargets,
     index: torch.Tensor,
-    counts: torch.Tensor,
     weight: float,
     kind: LossKind,
     with_gradient: bool,
@@ -125,7 +124,7 @@ def loss_and_gradient_(
     best = logits.argmax(-1)
     leaf = logits.detach().requires_grad_(with_gradient)
     with torch.set_grad_enabled(with_gradient):
-        values = row_losses(leaf, probabilities[index], counts, kind)
+        values = row_losses(leaf, targets.probabilities[index], targets.in_draft[index], kind)
     if with_gradient:
         (gradient,) = torch.autograd.grad(values, leaf, torch.ones_like(values))
         logits.copy_(weight * gradient)

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK, _WARPS = 4096, 8
+_BLOCK, _WARPS = 2048, 8
 
 
 def restrict(
@@ -12,17 +12,20 @@ def restrict(
     target_ids: torch.Tensor,
     probabilities: torch.Tensor,
     mass: torch.Tensor,
+    negative_entropy: torch.Tensor,
     argmax: torch.Tensor,
 ) -> None:
-    """Write each row's argmax over all ids, its softmax over ``target_ids``, and the sum of that as rounded.
+    """Write each row's argmax over all ids, its softmax p over ``target_ids``, and the sums of p and p log p.
 
-    Shapes: logits [r, V], target_ids [W], probabilities [r, W], mass [r], argmax [r].
+    Both sums are of p as it is stored. Shapes: logits [r, V], target_ids [W], probabilities [r, W],
+    mass, negative_entropy, argmax [r].
     """
     _restrict[(len(logits),)](
         logits,
         target_ids,
         probabilities,
         mass,
+        negative_entropy,
         argmax,
         logits.shape[1],
         len(target_ids),
@@ -32,7 +35,9 @@ def restrict(
 
 
 @triton.jit
-def _restrict(logits, target_ids, probabilities, mass_of, argmax, vocab_size, width, BLOCK: tl.constexpr):
+def _restrict(
+    logits, target_ids, probabilities, mass_of, entropy_of, argmax, vocab_size, width, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     z_row = logits + row * vocab_size
     i = tl.arange(0, BLOCK)
@@ -62,11 +67,15 @@ def _restrict(logits, target_ids, probabilities, mass_of, argmax, vocab_size, wi
         total += tl.exp(z - shift)
     whole = tl.sum(total, 0)
     mass = tl.zeros([BLOCK], dtype=tl.float32)
+    entropy = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
         at = start + i
         ids = tl.load(target_ids + at, mask=at < width, other=0)
         z = tl.load(z_row + ids, mask=at < width, other=-float("inf")).to(tl.float32)
         p = (tl.exp(z - shift) / whole).to(probabilities.dtype.element_ty)
-        mass += p.to(tl.float32)
+        stored = p.to(tl.float32)
+        mass += stored
+        entropy += tl.where(stored > 0, stored * tl.log(stored), 0.0)
         tl.store(probabilities + row * width + at, p, mask=at < width)
     tl.store(mass_of + row, tl.sum(mass, 0))
+    tl.store(entropy_of + row, tl.sum(entropy, 0))

@@ -5,6 +5,7 @@ matrix product over all steps; gradients overwrite the activations they no longe
 turn into their own gradient in the forward pass and are gone; weights are cast once a step.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -79,6 +80,7 @@ class _Steps:
 class _Saved:
     """Activations of a batch; a leading axis of all steps' rows, but ``first_*``: of the step-0 keys."""
 
+    fused_input: torch.Tensor
     first_hidden: torch.Tensor
     first_mixed: torch.Tensor
     first_kv: torch.Tensor
@@ -91,6 +93,7 @@ class _Saved:
     gate_up: torch.Tensor
     activated: torch.Tensor
     hidden: torch.Tensor
+    carried: torch.Tensor
     grad_normed: torch.Tensor
     lse: list[torch.Tensor] = field(default_factory=list)
     turns: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -163,7 +166,8 @@ class FusedUnroll:
             return torch.empty(rows, width, dtype=dtype, device=device)
 
         # The last token of each document is fused for nothing: cheaper than gathering the others.
-        fused = batch.aux.flatten(1) @ matrix["fc"].T
+        fused_input = self._fused_input(batch.aux)
+        fused = fused_input @ matrix["fc"].T
         width, rows = config.hidden_size, steps.num_rows
         first_hidden, first_mixed = room(len(keys), width), room(len(keys), 2 * width)
         self._mix(batch.tokens[keys + 1], fused, keys, first_mixed, first_hidden)
@@ -171,7 +175,9 @@ class FusedUnroll:
         cos, sin = self._turns(batch.positions[keys])
         self.ops.rotate(first_kv, cos, sin, self.heads.kv_heads, first_kv)
         query_width = config.num_attention_heads * config.head_dim
+        hidden = room(rows, width)
         return _Saved(
+            fused_input,
             first_hidden,
             first_mixed,
             first_kv,
@@ -183,7 +189,8 @@ class FusedUnroll:
             normed_middle=room(rows, width),
             gate_up=room(rows, 2 * config.intermediate_size),
             activated=room(rows, config.intermediate_size),
-            hidden=room(rows, width),
+            hidden=hidden,
+            carried=room(rows, width) if config.norm_output else hidden,
             grad_normed=room(rows, width),
         )
 
@@ -196,7 +203,7 @@ class FusedUnroll:
             torch.index_select(saved.first_mixed, 0, plan.key_places[0], out=mixed)
             torch.index_select(saved.first_hidden, 0, plan.key_places[0], out=middle)
         else:
-            self._mix(steps.read[k], saved.hidden[steps.rows[k - 1]], plan.keep[k], mixed, middle)
+            self._mix(steps.read[k], saved.carried[steps.rows[k - 1]], plan.keep[k], mixed, middle)
             own_kv = torch.mm(mixed, matrix["kv"].T, out=saved.own_kv[steps.own[k]])
             self.ops.rotate(own_kv, cos, sin, self.heads.kv_heads, own_kv)
         queries = torch.mm(mixed, matrix["q"].T, out=saved.queries[here])
@@ -236,16 +243,15 @@ class FusedUnroll:
         """Write the rows' losses and the gradient of the normed state; return the argmax of each row."""
         head = self.weights.matrix["head"]
         hidden = saved.hidden[here]
-        normed = torch.empty_like(hidden)
+        normed = saved.carried[here] if self.draft.config.norm_output else torch.empty_like(hidden)
         self.ops.rms(hidden, self.weights.vector[_FINAL], self.eps, normed)
         num_chunks = -(-len(normed) // _HEAD_ROWS)
         best = []
         done = 0
         for chunk, of_chunk in zip(normed.chunk(num_chunks), index.chunk(num_chunks), strict=True):
             logits = chunk @ head.T  # (r, W)
-            counts = targets.in_draft[of_chunk]
             values, argmax = self.ops.loss_and_gradient_(
-                logits, targets.probabilities, targets.mass, of_chunk, counts, weight, loss, with_gradients
+                logits, targets, of_chunk, weight, loss, with_gradients
             )
             row_losses[done : done + len(chunk)] = values
             best.append(argmax)
@@ -267,6 +273,9 @@ class FusedUnroll:
             # grad_normed becomes the gradient of the state that leaves the step.
             leaving = saved.grad_normed[here]
             went_on = None  # each row's place among the rows of the next step
+            if grad_entering is not None and self.draft.config.norm_output:
+                leaving[plan.keep[k + 1]] += grad_entering  # it entered behind the norm
+                grad_entering = None
             if grad_entering is not None:
                 went_on = torch.full_like(plan.rows[k], -1)
                 went_on[plan.keep[k + 1]] = torch.arange(len(grad_entering), device=went_on.device)
@@ -325,7 +334,7 @@ class FusedUnroll:
             self._mix_backward(
                 grad_mixed,
                 steps.read[k],
-                saved.hidden[steps.rows[k - 1]],
+                saved.carried[steps.rows[k - 1]],
                 plan.keep[k],
                 grad_middle,
                 grad_entering,
@@ -346,7 +355,15 @@ class FusedUnroll:
         grad_fused = grad_hidden.new_zeros(len(batch.tokens), grad_hidden.shape[1])
         grad_fused[plan.keys] = grad_hidden
 
-        weights.add("fc", grad_fused, batch.aux.flatten(1))
+        weights.add("fc", grad_fused, saved.fused_input)
+        if self.draft.config.fc_norm:
+            grad_input = grad_fused @ matrix["fc"]
+            for name, rows, columns in self._aux_layers(batch.aux):
+                flat = batch.aux.flatten(0, 1)
+                of_weight = self.ops.rms_backward(
+                    grad_input[:, columns], flat, vector[name], self.eps, index=rows
+                )
+                weights.add_vector(name, of_weight)
         weights.add("q", saved.queries, saved.mixed)
         weights.add("kv", first_kv, saved.first_mixed)
         if steps.num_own:
@@ -354,6 +371,23 @@ class FusedUnroll:
         weights.add("o", saved.middle, saved.attended)
         weights.add("gate_up", saved.gate_up, saved.normed_middle)
         weights.add("down", saved.grad_normed, saved.activated)
+
+    def _fused_input(self, aux: torch.Tensor) -> torch.Tensor:
+        """Return what ``fc`` reads [N, A D]: the aux layers, each normed where the draft has norms for them."""
+        if not self.draft.config.fc_norm:
+            return aux.flatten(1)
+        out = torch.empty_like(aux.flatten(1))
+        for name, rows, columns in self._aux_layers(aux):
+            weight = self.weights.vector[name]
+            self.ops.rms(aux.flatten(0, 1), weight, self.eps, out[:, columns], index=rows)
+        return out
+
+    def _aux_layers(self, aux: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, slice]]:
+        """Yield each aux layer's norm weight, its rows in the flat aux states, its columns in ``fc``'s input."""
+        num_tokens, num_layers, width = aux.shape
+        first = torch.arange(num_tokens, device=aux.device) * num_layers
+        for layer in range(num_layers):
+            yield f"fc_norm.{layer}.weight", first + layer, slice(layer * width, (layer + 1) * width)
 
     def _mix(
         self,
