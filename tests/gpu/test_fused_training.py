@@ -2,12 +2,10 @@
 
 import copy
 import dataclasses
-
 from collections.abc import Iterator
 
 import pytest
 import torch
-from train_cases import Case, make_case
 
 from eyas.config.schema import TrainSettings
 from eyas.train.batch import pack_batch
@@ -16,6 +14,7 @@ from eyas.train.loss import LossKind
 from eyas.train.optim import Stepper, make_optimizer
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import run_unroll
+from train_cases import Case, make_case
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from train_cases import Case, make_case
 
 from eyas.train.batch import pack_batch
 from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.loss import LossKind
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import UnrollResult, run_unroll
+from train_cases import Case, make_case
 
 CPU = torch.device("cpu")
 DECAY = 0.8

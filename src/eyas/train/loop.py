@@ -39,7 +39,6 @@ from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import UnrollResult, run_unroll
 from eyas.types import VocabMap
 
-
 # Steps between two looks at the device: metrics are read and losses checked together.
 _READ_EVERY = 10
 # Steps in a row without a finite loss and gradient after which the run stops.
