@@ -104,7 +104,7 @@ def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest)
     batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
     settings = TrainSettings()
-    stepper = Stepper(make_optimizer(here.draft, settings), settings, 10)
+    stepper = Stepper(make_optimizer(here.draft, settings), settings, 10, runner.weights.copies)
     for attempt in range(2):
         if attempt:  # kernels are compiled and state is made in the first
             request.getfixturevalue("waiting_is_an_error")
@@ -113,7 +113,6 @@ def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest)
         result = runner.run(batch, targets, here.target_ids, 0.8, "kl")
         runner.weights.finish()
         stepper.step(result.loss, batch.num_supervised)
-        runner.weights.refresh()
 
 
 def test_a_loss_that_is_not_finite_takes_no_step() -> None:
@@ -121,7 +120,7 @@ def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
     settings = TrainSettings()
-    stepper = Stepper(make_optimizer(here.draft, settings), settings, 10)
+    stepper = Stepper(make_optimizer(here.draft, settings), settings, 10, runner.weights.copies)
     before = {n: p.detach().clone() for n, p in here.draft.trainable().items()}
     batch.aux[5] = float("nan")
     targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)

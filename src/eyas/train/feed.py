@@ -1,5 +1,6 @@
 """Batches read ahead: packed by threads, copied to a GPU while the step before is still running."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +11,8 @@ import torch
 
 from eyas.train.batch import PackedBatch
 
-_READERS = 4
+# Checksums of shards that are opened keep a core busy each.
+_READERS = min(8, os.cpu_count() or 1)
 
 Group = TypeVar("Group")
 
@@ -18,7 +20,9 @@ Group = TypeVar("Group")
 def feed(
     load: Callable[[Group], PackedBatch], groups: Sequence[Group], device: torch.device
 ) -> Iterator[PackedBatch]:
-    """Yield ``load`` of each group in order, on ``device``. ``load`` packs on the CPU, in pinned memory for a GPU.
+    """Yield ``load`` of each group in order, on ``device``.
+
+    ``load`` packs on the CPU, in pinned memory for a GPU, and runs in threads.
 
     Raises: whatever ``load`` raises, when its batch is due.
     """

@@ -88,7 +88,8 @@ class Trainer:
             for i in range(0, len(groups), self.settings.micro_batches)
         ]
         self.optimizer = make_optimizer(self.draft, self.settings)
-        self.stepper = Stepper(self.optimizer, self.settings, len(self.batches))
+        copies = self.fused.weights.copies if self.fused else None
+        self.stepper = Stepper(self.optimizer, self.settings, len(self.batches), copies)
         self.settings_fingerprint = fingerprint(
             [self.settings.model_dump(mode="json", exclude={"device"}), self.seed, self.vocab.fingerprint]
         )
@@ -151,8 +152,6 @@ class Trainer:
             self.fused.weights.finish()
         total = torch.stack(sums).sum(0)
         outcome = self.stepper.step(total[0], num_supervised)
-        if self.fused:
-            self.fused.weights.refresh()
         facts = torch.stack([outcome.grad_norm.double(), outcome.rate.double(), outcome.taken.double()])
         self._queue.append(_Queued(step, tuple(sample_ids), num_supervised, torch.cat([total, facts])))
 
@@ -173,9 +172,7 @@ class Trainer:
                 continue
             self.num_skipped += 1
             names = ", ".join(one.sample_ids)
-            say(
-                f"train: step {one.step + 1} was not taken: its loss or gradient is not finite; samples {names}"
-            )
+            say(f"train: step {one.step + 1} not taken: loss or gradient not finite; samples {names}")
             self._log({"step": one.step + 1, "taken": False, "sample_ids": list(one.sample_ids)})
             if self.num_skipped >= _MAX_SKIPPED:
                 raise ContractError(
@@ -190,7 +187,7 @@ class Trainer:
         return f"loss {losses[0]:.3f}" if losses else ""
 
     def _unroll(self, batch: PackedBatch, with_gradients: bool) -> UnrollResult:
-        """Run the unroll; with ``with_gradients``, add the gradients of its summed loss to the parameters'."""
+        """Run the unroll; with ``with_gradients``, add its summed loss's gradients to the parameters'."""
         settings = self.settings
         if self.fused:
             is_full = self.vocab.is_full

@@ -22,7 +22,7 @@ def restrict(
     """
     _restrict[(len(logits),)](
         logits,
-        target_ids,
+        target_ids.int(),
         probabilities,
         mass,
         negative_entropy,
@@ -48,24 +48,18 @@ def _restrict(
         z = tl.load(z_row + at, mask=at < vocab_size, other=-float("inf")).to(tl.float32)
         best = tl.where(z > top, at, best)
         top = tl.maximum(top, z)
-    _, lane = tl.max(top, 0, return_indices=True)
+    shift, lane = tl.max(top, 0, return_indices=True)
     tl.store(argmax + row, tl.sum(tl.where(i == lane, best, 0), 0).to(tl.int64))
 
-    # Shifted by the draft vocabulary's own maximum: a teacher sure of an id outside it must not underflow.
-    inside = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
-    for start in range(0, width, BLOCK):
-        at = start + i
-        ids = tl.load(target_ids + at, mask=at < width, other=0)
-        z = tl.load(z_row + ids, mask=at < width, other=-float("inf")).to(tl.float32)
-        inside = tl.maximum(inside, z)
-    shift = tl.max(inside, 0)
+    # The shift is the maximum over all ids: where it lies outside the draft vocabulary the row carries no
+    # loss, and its distribution is never read.
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
         at = start + i
         ids = tl.load(target_ids + at, mask=at < width, other=0)
         z = tl.load(z_row + ids, mask=at < width, other=-float("inf")).to(tl.float32)
         total += tl.exp(z - shift)
-    whole = tl.sum(total, 0)
+    whole = tl.maximum(tl.sum(total, 0), 1.0e-30)
     mass = tl.zeros([BLOCK], dtype=tl.float32)
     entropy = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
