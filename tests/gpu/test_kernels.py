@@ -169,7 +169,7 @@ def test_teacher_rows() -> None:
     logits = 4 * torch.randn(8, 5000, device=DEVICE)
     ids = torch.randperm(5000, device=DEVICE)[:2300].sort().values
     logits[0, ids[7]] = 60.0  # sure of an id inside, and of one outside
-    outside = [i for i in range(10) if i not in set(ids.tolist())][0]
+    outside = next(i for i in range(5000) if i not in set(ids.tolist()))
     logits[1, outside] = 600.0
     probabilities = torch.empty(8, 2300, device=DEVICE)
     mass, entropy = torch.empty(8, device=DEVICE), torch.empty(8, device=DEVICE)

@@ -1,4 +1,4 @@
-"""The training loop: steps that are not finite, micro-batches, and the same run on a GPU where there is one."""
+"""The training loop: steps that are not finite, micro-batches, and the same run on a GPU."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Attention of draft rows: the step-0 keys of earlier rows of the same document, and the row's own later keys."""
+"""Attention of draft rows: step-0 keys of earlier rows of the document, and the row's own later keys."""
 
 from collections.abc import Sequence
 

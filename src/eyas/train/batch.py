@@ -1,6 +1,5 @@
 """Documents of a store side by side in one flat batch."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,9 +32,15 @@ class PackedBatch:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
-        names = ("tokens", "documents", "positions", "aux", "last")
-        changed = {name: change(getattr(self, name)) for name in names}
-        return dataclasses.replace(self, **changed, plan=self.plan.each(change))
+        return PackedBatch(
+            self.sample_ids,
+            change(self.tokens),
+            change(self.documents),
+            change(self.positions),
+            change(self.aux),
+            change(self.last),
+            self.plan.each(change),
+        )
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.tokens, self.documents, self.positions, self.aux, self.last, *self.plan.tensors()]

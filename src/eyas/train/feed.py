@@ -2,8 +2,9 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from typing import TypeVar
 
@@ -19,18 +20,24 @@ Group = TypeVar("Group")
 
 def feed(
     load: Callable[[Group], PackedBatch], groups: Sequence[Group], device: torch.device
-) -> Iterator[PackedBatch]:
+) -> Generator[PackedBatch, None, None]:
     """Yield ``load`` of each group in order, on ``device``.
 
     ``load`` packs on the CPU, in pinned memory for a GPU, and runs in threads.
 
     Raises: whatever ``load`` raises, when its batch is due.
     """
-    batches = _ahead(load, groups)
-    if device.type != "cuda":
-        for batch in batches:
-            yield batch.to(device)
-        return
+    with closing(_ahead(load, groups)) as batches:
+        if device.type != "cuda":
+            yield from (batch.to(device) for batch in batches)
+        else:
+            yield from _copied(batches, device)
+
+
+def _copied(
+    batches: Generator[PackedBatch, None, None], device: torch.device
+) -> Generator[PackedBatch, None, None]:
+    """Copy each batch to the GPU, on a stream beside, before the one before it is handed out."""
     side = torch.cuda.Stream(device)
     copied: PackedBatch | None = None
     for packed in batches:
@@ -47,7 +54,9 @@ def feed(
         yield copied
 
 
-def _ahead(load: Callable[[Group], PackedBatch], groups: Sequence[Group]) -> Iterator[PackedBatch]:
+def _ahead(
+    load: Callable[[Group], PackedBatch], groups: Sequence[Group]
+) -> Generator[PackedBatch, None, None]:
     rest = iter(groups)
     pool = ThreadPoolExecutor(_READERS, thread_name_prefix="feed")
     try:

@@ -19,7 +19,7 @@ def adamw(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """Update fp32 ``master``, ``mean`` and ``square`` with ``gradient`` / ``divisor``, and ``copy`` with them.
+    """Update fp32 ``master``, ``mean`` and ``square`` with ``gradient`` / ``divisor``, and ``copy`` too.
 
     Where ``taken`` is false nothing changes. ``shares`` [2] fp32 are 1 - beta ** step, the step included.
     Scalars are tensors on the device.
@@ -48,7 +48,8 @@ def adamw(
 
 @triton.jit
 def _adamw(
-    master, gradient, mean_of, square_of, copy, rate_of, divisor_of, shares, taken, size, beta1, beta2, eps, decay,
+    master, gradient, mean_of, square_of, copy, rate_of, divisor_of, shares, taken, size,
+    beta1, beta2, eps, decay,
     HAS_COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(taken) == 0:

@@ -36,7 +36,7 @@ def attend_backward(
     grad_first_kv: torch.Tensor,
     grad_own_kv: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``attention_kernel.attend_backward``."""
+    """See ``attention_backward_kernel.attend_backward``."""
     q, kv, own = (x.detach().requires_grad_(True) for x in (queries, first_kv, own_kv))
     with torch.enable_grad():
         result = _attend(q, kv, own, own_index, first, place, heads)

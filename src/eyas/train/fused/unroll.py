@@ -7,7 +7,6 @@ turn into their own gradient in the forward pass and are gone; weights are cast 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.train.batch import PackedBatch
 from eyas.train.fused import plain_ops
 from eyas.train.fused.heads import Heads
+from eyas.train.fused.steps import Steps
 from eyas.train.fused.weights import Weights
 from eyas.train.loss import LossKind
 from eyas.train.teacher import TeacherTargets
@@ -26,54 +26,6 @@ _HEAD_ROWS = 8192
 
 _EMBED, _HIDDEN = "layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"
 _POST, _FINAL = "layers.0.post_attention_layernorm.weight", "norm.weight"
-
-
-@dataclass
-class _Steps:
-    """Where each step's rows lie in buffers that hold all steps, and what attention needs to know.
-
-    rows[k]: slice of step k. own[k]: slice of step k in the buffer of own keys (steps >= 1 only).
-    own_index[k] [R_k, k]: each row's entries there. first[k], place[k] [R_k]: the range of step-0 keys
-    that each row sees. read[k]: the token each row reads.
-    """
-
-    rows: list[slice]
-    own: list[slice]
-    own_index: list[torch.Tensor]
-    first: list[torch.Tensor]
-    place: list[torch.Tensor]
-    read: list[torch.Tensor]
-
-    @classmethod
-    def of(cls, batch: PackedBatch) -> "_Steps":
-        plan = batch.plan
-        counts = [len(r) for r in plan.rows if len(r)]  # later steps of short answers have no rows
-        ends = list(accumulate(counts))
-        key_documents = batch.documents[plan.keys]
-        device = batch.tokens.device
-        steps = cls([], [], [], [], [], [])
-        index = torch.empty(counts[0] if counts else 0, 0, dtype=torch.int32, device=device)
-        for k, (end, count) in enumerate(zip(ends, counts, strict=True)):
-            steps.rows.append(slice(end - count, end))
-            start = end - count - counts[0]
-            steps.own.append(slice(start, start + count) if k else slice(0, 0))
-            if k:
-                entries = torch.arange(start, start + count, dtype=torch.int32, device=device)
-                index = torch.cat([index[plan.keep[k]], entries[:, None]], dim=1)
-            steps.own_index.append(index)
-            rows = plan.rows[k]
-            steps.first.append(torch.searchsorted(key_documents, batch.documents[rows]).int())
-            steps.place.append(plan.key_places[k].int())
-            steps.read.append(batch.tokens[rows + 1 + k])
-        return steps
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows[-1].stop if self.rows else 0
-
-    @property
-    def num_own(self) -> int:
-        return self.own[-1].stop if self.own else 0
 
 
 @dataclass
@@ -137,7 +89,7 @@ class FusedUnroll:
         with_gradients: bool = True,
     ) -> UnrollResult:
         """Unroll over a batch; with ``with_gradients``, add the gradients of the summed loss."""
-        steps = _Steps.of(batch)
+        steps = Steps.of(batch)
         row_losses = torch.zeros(steps.num_rows, dtype=torch.float32, device=batch.tokens.device)
         agrees: list[torch.Tensor] = []
         saved = self._start(batch, steps)
@@ -157,7 +109,7 @@ class FusedUnroll:
         accepted, depth = count_accepted(batch.plan, agrees)
         return UnrollResult((step_losses * decay).sum(), batch.num_supervised, step_losses, accepted, depth)
 
-    def _start(self, batch: PackedBatch, steps: _Steps) -> _Saved:
+    def _start(self, batch: PackedBatch, steps: Steps) -> _Saved:
         """Compute the step-0 keys and values of every row, and room for the rest."""
         matrix, config, keys = self.weights.matrix, self.draft.config, batch.plan.keys
         dtype, device = self.weights.dtype, batch.tokens.device
@@ -194,7 +146,7 @@ class FusedUnroll:
             grad_normed=room(rows, width),
         )
 
-    def _forward_step(self, batch: PackedBatch, steps: _Steps, saved: _Saved, k: int) -> None:
+    def _forward_step(self, batch: PackedBatch, steps: Steps, saved: _Saved, k: int) -> None:
         matrix, vector, here, plan = self.weights.matrix, self.weights.vector, steps.rows[k], batch.plan
         cos, sin = self._turns(batch.positions[plan.rows[k]] + k)
         saved.turns.append((cos, sin))
@@ -261,7 +213,7 @@ class FusedUnroll:
             done += len(chunk)
         return torch.cat(best)
 
-    def _backward(self, batch: PackedBatch, steps: _Steps, saved: _Saved) -> None:
+    def _backward(self, batch: PackedBatch, steps: Steps, saved: _Saved) -> None:
         """Walk the steps backwards; what a step no longer needs becomes its gradient."""
         weights, matrix, vector, plan = self.weights, self.weights.matrix, self.weights.vector, batch.plan
         grad_first_kv = torch.zeros_like(saved.first_kv, dtype=torch.float32)
@@ -373,7 +325,7 @@ class FusedUnroll:
         weights.add("down", saved.grad_normed, saved.activated)
 
     def _fused_input(self, aux: torch.Tensor) -> torch.Tensor:
-        """Return what ``fc`` reads [N, A D]: the aux layers, each normed where the draft has norms for them."""
+        """Return what ``fc`` reads [N, A D]: the aux layers, normed where the draft has norms for them."""
         if not self.draft.config.fc_norm:
             return aux.flatten(1)
         out = torch.empty_like(aux.flatten(1))
@@ -383,7 +335,7 @@ class FusedUnroll:
         return out
 
     def _aux_layers(self, aux: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, slice]]:
-        """Yield each aux layer's norm weight, its rows in the flat aux states, its columns in ``fc``'s input."""
+        """Yield each aux layer's norm, its rows in the flat aux states, its columns in ``fc``'s input."""
         num_tokens, num_layers, width = aux.shape
         first = torch.arange(num_tokens, device=aux.device) * num_layers
         for layer in range(num_layers):
@@ -397,7 +349,7 @@ class FusedUnroll:
         mixed: torch.Tensor,
         entering: torch.Tensor,
     ) -> None:
-        """Write the layer's input for rows ``index`` of ``hidden`` to ``mixed`` [R, 2D], and the rows themselves."""
+        """Write rows ``index`` of ``hidden`` to ``entering``, and the layer's input of them to ``mixed``."""
         vector, width = self.weights.vector, entering.shape[1]
         embedding = self.draft.embed_tokens.weight
         self.ops.rms(embedding, vector[_EMBED], self.eps, mixed[:, :width], index=tokens)

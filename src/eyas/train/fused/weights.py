@@ -54,7 +54,7 @@ class Weights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the masters, where something other than the optimizer changed them."""
-        torch._foreach_copy_(list(self.copies.values()), list(self.copies))
+        torch._foreach_copy_(list(self.copies.values()), list(self.copies.keys()))
 
     def start(self) -> None:
         """Forget the gradients of the last step."""
