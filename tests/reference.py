@@ -59,10 +59,12 @@ def reference_logits(
     num_kv_heads: int,
     eps: float,
     theta: float,
+    norm_output: bool = False,
 ) -> list[torch.Tensor]:
     """Return the draft's logits [N, W] at each step; rows without a token to read hold nonsense.
 
-    Shapes: aux [N, A, D].
+    EAGLE-3.1: ``fc_norm.j`` among the weights norms aux layer j; with ``norm_output`` a step reads the
+    normed output of the one before. Shapes: aux [N, A, D].
     """
     tokens, documents, positions = layout(samples)
     layer = {k.removeprefix("layers.0."): v for k, v in weights.items() if k.startswith("layers.0.")}
@@ -71,6 +73,9 @@ def reference_logits(
     causal = (documents[:, None] == documents[None]) & torch.ones(num_rows, num_rows).tril().bool()
     own = torch.eye(num_rows, dtype=torch.bool)
 
+    if "fc_norm.0.weight" in weights:
+        norms = [weights[f"fc_norm.{j}.weight"] for j in range(aux.shape[1])]
+        aux = torch.stack([rms_norm(aux[:, j], w, eps) for j, w in enumerate(norms)], 1)
     hidden = aux.flatten(1) @ weights["fc.weight"].T
     all_keys, all_values, logits = [], [], []
     for step in range(num_steps):
@@ -98,7 +103,9 @@ def reference_logits(
         x = rms_norm(hidden, layer["post_attention_layernorm.weight"], eps)
         gate, up = x @ layer["mlp.gate_proj.weight"].T, x @ layer["mlp.up_proj.weight"].T
         hidden = hidden + (gate * torch.sigmoid(gate) * up) @ layer["mlp.down_proj.weight"].T
-        logits.append(rms_norm(hidden, weights["norm.weight"], eps) @ weights["lm_head.weight"].T)
+        normed = rms_norm(hidden, weights["norm.weight"], eps)
+        logits.append(normed @ weights["lm_head.weight"].T)
+        hidden = normed if norm_output else hidden
     return logits
 
 

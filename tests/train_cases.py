@@ -64,6 +64,8 @@ def make_case(
     target_vocab: int = 61,
     draft_vocab: int = 29,
     num_aux: int = 3,
+    fc_norm: bool = False,
+    norm_output: bool = False,
 ) -> Case:
     generator = np.random.default_rng(seed)
     torch_generator = torch.Generator().manual_seed(seed)
@@ -83,6 +85,8 @@ def make_case(
         rms_norm_eps=EPS,
         max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        fc_norm=fc_norm,
+        norm_output=norm_output,
     )
     draft = Eagle3Draft(config)
     with torch.no_grad():

@@ -2,13 +2,16 @@
 
 import copy
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from eyas.config.schema import TrainSettings
 from eyas.train.batch import pack_batch
 from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.loss import LossKind
+from eyas.train.optim import Stepper, make_optimizer
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import run_unroll
 from train_cases import Case, make_case
@@ -87,3 +90,44 @@ def test_fused_in_bf16_is_as_close_to_fp32_as_plain_in_bf16(loss: LossKind) -> N
         far, near = distance(of_plain[name], truth[name]), distance(of_fused[name], truth[name])
         print(f"{name}: fused {near:.2e}, plain {far:.2e}")
         assert near <= 1.1 * far + 1e-3, name
+
+
+@pytest.fixture
+def waiting_is_an_error() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest) -> None:
+    here = on_gpu(case_of(2), torch.bfloat16)
+    batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
+    runner = FusedUnroll(here.draft, torch.bfloat16)
+    settings = TrainSettings()
+    stepper = Stepper(make_optimizer(here.draft, settings), settings, 10, runner.weights.copies)
+    for attempt in range(2):
+        if attempt:  # kernels are compiled and state is made in the first
+            request.getfixturevalue("waiting_is_an_error")
+        targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
+        runner.weights.start()
+        result = runner.run(batch, targets, here.target_ids, 0.8, "kl")
+        runner.weights.finish()
+        stepper.step(result.loss, batch.num_supervised)
+
+
+def test_a_loss_that_is_not_finite_takes_no_step() -> None:
+    here = on_gpu(case_of(3), torch.bfloat16)
+    batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
+    runner = FusedUnroll(here.draft, torch.bfloat16)
+    settings = TrainSettings()
+    stepper = Stepper(make_optimizer(here.draft, settings), settings, 10, runner.weights.copies)
+    before = {n: p.detach().clone() for n, p in here.draft.trainable().items()}
+    batch.aux[5] = float("nan")
+    targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
+    runner.weights.start()
+    result = runner.run(batch, targets, here.target_ids, 0.8, "kl")
+    runner.weights.finish()
+    outcome = stepper.step(result.loss, batch.num_supervised)
+    assert not outcome.taken
+    assert int(stepper.num_taken) == 0
+    assert all(torch.equal(p, before[n]) for n, p in here.draft.trainable().items())

@@ -7,6 +7,7 @@ import torch
 
 from eyas.train.fused import plain_ops
 from eyas.train.fused.heads import Heads
+from eyas.train.teacher import TeacherTargets
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -80,11 +81,19 @@ def test_loss_and_its_gradient(kind: str, width: int) -> None:
     logits = 3 * torch.randn(7, width, device=DEVICE)
     probabilities = torch.softmax(3 * torch.randn(5, width, device=DEVICE), -1)
     probabilities[2, : width // 2] = 0
+    probabilities[4] *= 0.97  # as rounding might, but visibly
+    targets = TeacherTargets(
+        probabilities=probabilities,
+        mass=probabilities.sum(-1),
+        negative_entropy=torch.xlogy(probabilities, probabilities).sum(-1),
+        argmax=probabilities.argmax(-1),
+        in_draft=torch.tensor([True, True, False, True, True], device=DEVICE),
+    )
     index = torch.tensor([0, 2, 2, 4, 1, 3, 0], device=DEVICE)
-    counts = torch.tensor([True, True, False, True, True, True, False], device=DEVICE)
     plain, fast = logits.clone(), logits.clone()
-    expected, best = plain_ops.loss_and_gradient_(plain, probabilities, index, counts, 0.7, kind, True)
-    found, found_best = gpu_ops.loss_and_gradient_(fast, probabilities, index, counts, 0.7, kind, True)
+    expected, best = plain_ops.loss_and_gradient_(plain, targets, index, 0.7, kind, True)
+    found, found_best = gpu_ops.loss_and_gradient_(fast, targets, index, 0.7, kind, True)
+    counts = targets.in_draft[index]
     assert close(found, expected, 1e-5)
     assert close(fast, plain, 1e-4)
     assert torch.equal(best[counts], found_best[counts])
@@ -157,10 +166,57 @@ def test_teacher_rows() -> None:
     from eyas.train.fused.teacher_kernel import restrict
 
     torch.manual_seed(0)
-    logits = 4 * torch.randn(6, 5000, device=DEVICE)
+    logits = 4 * torch.randn(8, 5000, device=DEVICE)
     ids = torch.randperm(5000, device=DEVICE)[:2300].sort().values
-    probabilities = torch.empty(6, 2300, device=DEVICE)
-    argmax = torch.empty(6, dtype=torch.long, device=DEVICE)
-    restrict(logits, ids, probabilities, argmax)
+    logits[0, ids[7]] = 60.0  # sure of an id inside, and of one outside
+    outside = next(i for i in range(5000) if i not in set(ids.tolist()))
+    logits[1, outside] = 600.0
+    probabilities = torch.empty(8, 2300, device=DEVICE)
+    mass, entropy = torch.empty(8, device=DEVICE), torch.empty(8, device=DEVICE)
+    argmax = torch.empty(8, dtype=torch.long, device=DEVICE)
+    restrict(logits, ids, probabilities, mass, entropy, argmax)
     assert torch.equal(argmax, logits.argmax(-1))
-    assert close(probabilities, torch.softmax(logits[:, ids], -1), 1e-5)
+    inside = torch.isin(argmax, ids)
+    assert not inside[1]
+    assert inside.sum() > 1
+    expected = torch.softmax(logits[:, ids], -1)[inside]
+    assert close(probabilities[inside], expected, 1e-5)
+    assert close(mass, probabilities.sum(-1), 1e-5)
+    assert close(entropy, torch.xlogy(probabilities, probabilities).sum(-1), 1e-5)
+    assert torch.isfinite(probabilities).all()
+
+
+@pytest.mark.parametrize("num_taken", [0, 5])
+def test_adamw_is_torchs_and_copies(num_taken: int) -> None:
+    from eyas.train.fused.adamw_kernel import adamw
+
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(70, 61, device=DEVICE))
+    settings = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    torchs = torch.optim.AdamW([parameter], **settings)
+    for _ in range(num_taken):
+        parameter.grad = torch.randn_like(parameter)
+        torchs.step()
+    state = torchs.state[parameter]
+    mean = state["exp_avg"].clone() if state else torch.zeros_like(parameter)
+    square = state["exp_avg_sq"].clone() if state else torch.zeros_like(parameter)
+    ours, copy = parameter.detach().clone(), torch.zeros(70, 61, dtype=torch.bfloat16, device=DEVICE)
+    gradient = torch.randn_like(ours)
+
+    def update(taken: bool) -> None:
+        rate, divisor = torch.tensor(1e-2, device=DEVICE), torch.tensor(3.0, device=DEVICE)
+        shares = torch.tensor([1 - beta ** (num_taken + 1) for beta in (0.9, 0.95)], device=DEVICE)
+        flag = torch.tensor(taken, device=DEVICE)
+        adamw(ours, gradient, mean, square, copy, rate, divisor, shares, flag, (0.9, 0.95), 1e-8, 0.1)
+
+    update(taken=False)
+    assert torch.equal(ours, parameter)
+    assert not copy.any()
+    update(taken=True)
+    parameter.grad = gradient / 3
+    torchs.step()
+    assert close(ours, parameter.detach(), 1e-6)
+    assert close(mean, torchs.state[parameter]["exp_avg"], 1e-6)
+    assert close(square, torchs.state[parameter]["exp_avg_sq"], 1e-6)
+    # The interpreter cuts where a GPU rounds.
+    assert close(copy, ours.bfloat16(), 1e-2 if INTERPRETED else 0)

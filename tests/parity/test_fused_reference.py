@@ -54,6 +54,19 @@ def test_fused_loss_gradients_and_metrics_equal_the_plain_ones(
         assert (parameter.grad - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
 
 
+@pytest.mark.parametrize(("fc_norm", "norm_output"), [(True, False), (False, True), (True, True)])
+def test_fused_eagle_3_1_equals_the_plain_one(fc_norm: bool, norm_output: bool) -> None:
+    case = make_case(9, fc_norm=fc_norm, norm_output=norm_output)
+    twin = copy.deepcopy(case.draft)
+    plain(case, 4, "kl")
+    wanted = {name: p.grad for name, p in case.draft.trainable().items()}
+    case.draft = twin
+    fused(case, 4, "kl")
+    for name, parameter in twin.trainable().items():
+        assert parameter.grad is not None
+        assert (parameter.grad - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
+
+
 def test_gradients_of_two_batches_add_up() -> None:
     case = make_case(5)
     once = copy.deepcopy(case.draft)

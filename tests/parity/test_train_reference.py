@@ -43,6 +43,7 @@ def reference_gradients(
         config.num_key_value_heads,
         EPS,
         THETA,
+        config.norm_output,
     )
     teacher = dataclasses.replace(
         case.teacher, norm_weight=case.teacher.norm_weight.double(), head=case.teacher.head.double()
@@ -67,6 +68,17 @@ def test_loss_and_every_gradient_equal_the_plain_reference(seed: int, num_steps:
     loss, gradients = trainer_gradients(case, num_steps)
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     assert loss > 0
+    for name in case.draft.trainable():
+        assert relative(gradients[name], expected[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize(("fc_norm", "norm_output"), [(True, False), (False, True), (True, True)])
+def test_eagle_3_1_equals_the_plain_reference(fc_norm: bool, norm_output: bool) -> None:
+    case = make_case(9, fc_norm=fc_norm, norm_output=norm_output)
+    expected_loss, expected = reference_gradients(case, 4)
+    loss, gradients = trainer_gradients(case, 4)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert ("fc_norm.2.weight" in gradients) == fc_norm
     for name in case.draft.trainable():
         assert relative(gradients[name], expected[name]) < 1e-5, name
 

@@ -117,6 +117,8 @@ class DraftSettings(Section):
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
+    fc_norm: bool = Field(False, description="EAGLE-3.1: norm each aux layer before they are fused")
+    norm_output: bool = Field(False, description="EAGLE-3.1: later draft steps read the normed state")
 
 
 class TrainSettings(Section):
@@ -125,7 +127,11 @@ class TrainSettings(Section):
     num_unroll_steps: PositiveInt = Field(7, description="K, steps of the draft on its own states")
     step_decay: float = Field(0.8, gt=0, le=1, description="weight of step k is step_decay ** k")
     num_epochs: PositiveInt = Field(3, description="passes over the data")
-    batch_tokens: PositiveInt = Field(8192, description="tokens packed into one optimizer step")
+    loss: Literal["kl", "lk", "hybrid"] = Field(
+        "kl", description="KL to the teacher, or acceptance itself (LK losses): its -log, or a mix with KL"
+    )
+    batch_tokens: PositiveInt = Field(8192, description="tokens packed into one batch")
+    micro_batches: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
     learning_rate: float = Field(4e-4, gt=0, description="peak learning rate")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay, matrices only")

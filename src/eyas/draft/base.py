@@ -24,6 +24,9 @@ class DraftConfig:
     rms_norm_eps: float
     max_position_embeddings: int
     rope_parameters: Mapping[str, Any]
+    # EAGLE-3.1: a norm for each aux layer before they are fused; steps read the normed output of the last.
+    fc_norm: bool = False
+    norm_output: bool = False
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -47,6 +50,8 @@ def draft_config_for(
     intermediate_size: int | None = None,
     num_attention_heads: int | None = None,
     num_key_value_heads: int | None = None,
+    fc_norm: bool = False,
+    norm_output: bool = False,
 ) -> DraftConfig:
     """Copy the target's shape where nothing else is asked for.
 
@@ -71,4 +76,6 @@ def draft_config_for(
         rms_norm_eps=spec.norm_eps,
         max_position_embeddings=spec.max_position_embeddings,
         rope_parameters=spec.rope_parameters,
+        fc_norm=fc_norm,
+        norm_output=norm_output,
     )

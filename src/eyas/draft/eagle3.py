@@ -25,7 +25,7 @@ class DecoderLayer(nn.Module):
 
 
 class Eagle3Draft(nn.Module):
-    """Source: EAGLE-3, arXiv 2503.01840; the layout of vLLM's ``LlamaForCausalLMEagle3``.
+    """Source: EAGLE-3, arXiv 2503.01840; the layout of vLLM's ``LlamaForCausalLMEagle3``, EAGLE-3.1 included.
 
     ``embed_tokens`` is the target's and frozen; everything else is trained.
     """
@@ -36,6 +36,9 @@ class Eagle3Draft(nn.Module):
         width = config.hidden_size
         self.embed_tokens = nn.Embedding(config.target_vocab_size, width)
         self.embed_tokens.weight.requires_grad_(False)
+        if config.fc_norm:
+            norms = (RMSNorm(width, config.rms_norm_eps) for _ in range(config.num_aux_layers))
+            self.fc_norm = nn.ModuleList(norms)
         self.fc = nn.Linear(config.num_aux_layers * width, width, bias=False)
         self.layers = nn.ModuleList([DecoderLayer(config)])
         self.norm = RMSNorm(width, config.rms_norm_eps)
@@ -50,6 +53,8 @@ class Eagle3Draft(nn.Module):
 
     def fuse(self, aux: torch.Tensor) -> torch.Tensor:
         """Turn aux states [R, A, D] into the first step's hidden states [R, D]."""
+        if self.config.fc_norm:
+            aux = torch.stack([norm(x) for norm, x in zip(self.fc_norm, aux.unbind(1), strict=True)], dim=1)
         out: torch.Tensor = self.fc(aux.flatten(1))
         return out
 
@@ -72,10 +77,17 @@ class Eagle3Draft(nn.Module):
     def finish(self, attended: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Add attention's output [R, heads, head_dim] and the MLP to the residual ``hidden`` [R, D].
 
-        What comes back is the next step's hidden state.
+        What comes back is what ``logits`` reads, and ``carry`` hands to the next step.
         """
         hidden = hidden + self.layer.self_attn.o_proj(attended.flatten(1))
         out: torch.Tensor = hidden + self.layer.mlp(self.layer.post_attention_layernorm(hidden))
+        return out
+
+    def carry(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the hidden state that the next step starts from."""
+        if not self.config.norm_output:
+            return hidden
+        out: torch.Tensor = self.norm(hidden)
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

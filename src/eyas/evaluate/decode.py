@@ -112,7 +112,7 @@ class DraftChain:
             proposal.append(int(self.target_ids[draft.logits(hidden)[0].argmax()]))
             if len(proposal) == num_draft_tokens:
                 return proposal
-            position = position + 1
+            hidden, position = draft.carry(hidden), position + 1
             mixed = draft.mix(torch.tensor([proposal[-1]], device=device), hidden)
             keys, values = draft.keys_values(mixed, position)
             chain_keys, chain_values = torch.cat([chain_keys, keys]), torch.cat([chain_values, values])

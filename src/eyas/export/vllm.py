@@ -91,6 +91,8 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
             rms_norm_eps=config["rms_norm_eps"],
             max_position_embeddings=config["max_position_embeddings"],
             rope_parameters=config["rope_parameters"],
+            fc_norm=config["fc_norm"],
+            norm_output=config["norm_output"],
         )
     )
     wanted = draft.trainable()
@@ -112,7 +114,7 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     keys, values = draft.keys_values(mixed, positions)
     q, k, v = (x.transpose(0, 1)[None] for x in (draft.queries(mixed, positions), keys, values))
     attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return draft.logits(draft.finish(attended[0].transpose(0, 1), hidden))
+    return draft.logits(draft.carry(draft.finish(attended[0].transpose(0, 1), hidden)))
 
 
 def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
@@ -141,6 +143,8 @@ def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> di
         "draft_vocab_size": len(vocab),
         "tie_word_embeddings": False,
         "norm_before_residual": False,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
         "torch_dtype": spec.dtype,
         "bos_token_id": None,
         "eos_token_id": list(spec.eos_token_ids),

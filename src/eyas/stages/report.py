@@ -82,7 +82,7 @@ def write_report(context: RunContext) -> Path:
     """Write report.html into the run folder and return its path."""
     report = facts_of(context, "evaluate")["report"]
     history = facts_of(context, "train")["history"]
-    steps = [row for row in history if not row.get("validation")]
+    steps = [row for row in history if not row.get("validation") and row.get("taken", True)]
     checks = [row for row in history if row.get("validation")]
     sections = [
         _table(summary_rows(context)),

@@ -92,6 +92,8 @@ def draft_config(context: RunContext, vocab_size: int) -> DraftConfig:
         shape.intermediate_size,
         shape.num_attention_heads,
         shape.num_key_value_heads,
+        shape.fc_norm,
+        shape.norm_output,
     )
 
 

@@ -1,8 +1,11 @@
 """The training loop: load, step, every so often validate and save."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,10 @@ from eyas.data.pack import pack
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError
 from eyas.files import fingerprint
-from eyas.progress import Progress
+from eyas.progress import Progress, say
 from eyas.store.base import StateReader
 from eyas.targets.teacher import TeacherHead
-from eyas.train.batch import PackedBatch, pack_batch
+from eyas.train.batch import PackedBatch, lay_out
 from eyas.train.checkpoint import (
     Checkpoint,
     checkpoint_folder,
@@ -28,10 +31,28 @@ from eyas.train.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from eyas.train.feed import feed
+from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.metrics import Acceptance, StepSums, replay_answers
-from eyas.train.optim import learning_rate, make_optimizer
-from eyas.train.unroll import run_unroll
+from eyas.train.optim import Stepper, make_optimizer
+from eyas.train.teacher import teacher_targets
+from eyas.train.unroll import UnrollResult, run_unroll
 from eyas.types import VocabMap
+
+# Steps between two looks at the device: metrics are read and losses checked together.
+_READ_EVERY = 10
+# Steps in a row without a finite loss and gradient after which the run stops.
+_MAX_SKIPPED = 3
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """A step whose numbers are still on the device: the packed sums, then norm, rate and taken."""
+
+    step: int
+    sample_ids: tuple[str, ...]
+    num_supervised: int
+    values: torch.Tensor
 
 
 @dataclass
@@ -52,38 +73,51 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.dtype = getattr(torch, self.settings.compute_dtype)
-        self.draft.to(self.device)
         self.teacher = self.teacher.to(self.device, self.dtype)
+        if self.device.type == "cuda":
+            # One embedding on the card, in the compute dtype; it is frozen, so nothing is lost.
+            self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
+        self.draft.to(self.device)
         self.target_ids = torch.from_numpy(self.vocab.target_ids).to(self.device)
-        self.optimizer = make_optimizer(self.draft, self.settings)
+        self.fused = fused_unroll(self.draft, self.dtype, self.device)
+        # One entry for each step of the optimizer: its micro-batches, as indices of samples.
         self.batches = [
-            batch
+            groups[i : i + self.settings.micro_batches]
             for epoch in range(self.settings.num_epochs)
-            for batch in pack(self.train_states.lengths, self.settings.batch_tokens, self.seed + epoch)
+            for groups in [pack(self.train_states.lengths, self.settings.batch_tokens, self.seed + epoch)]
+            for i in range(0, len(groups), self.settings.micro_batches)
         ]
+        self.optimizer = make_optimizer(self.draft, self.settings)
+        copies = self.fused.weights.copies if self.fused else None
+        self.stepper = Stepper(self.optimizer, self.settings, len(self.batches), copies)
         self.settings_fingerprint = fingerprint(
             [self.settings.model_dump(mode="json", exclude={"device"}), self.seed, self.vocab.fingerprint]
         )
         self.best, self.best_step = 0.0, 0
+        self.num_skipped = 0  # in a row
+        self._queue: list[_Queued] = []
 
     def run(self, stop_after: int | None = None) -> None:
         """Train from the last checkpoint, or from the start, to the end (or for ``stop_after`` steps)."""
         settings, num_steps = self.settings, len(self.batches)
         first = self._resume()
         last = num_steps if stop_after is None else min(num_steps, first + stop_after)
-        with Progress("train", num_steps - first, "steps") as progress:
+        micro_batches = [indices for step in self.batches[first:last] for indices in step]
+        coming = feed(partial(self._load, self.train_states), micro_batches, self.device)
+        with Progress("train", num_steps - first, "steps") as progress, closing(coming):
             for step in range(first, last):
-                batch = self._load(self.train_states, self.batches[step])
-                rate = learning_rate(step, num_steps, settings)
-                sums, grad_norm = self._step(batch, rate)
-                self._log({"step": step + 1, "learning_rate": rate, "grad_norm": grad_norm, **sums.ratios()})
+                self._step(step, islice(coming, len(self.batches[step])))
 
                 done = step + 1
-                if done % settings.validate_every == 0 or done == num_steps:
+                validating = done % settings.validate_every == 0 or done == num_steps
+                saving = done % settings.save_every == 0 or done == last
+                if validating or saving or done % _READ_EVERY == 0:
+                    self._read()
+                if validating:
                     self._validate(done)
-                if done % settings.save_every == 0 or done == last:
+                if saving:
                     self._save(done)
-                progress.advance(1, f"loss {sums.ratios()['loss']:.3f}")
+                progress.advance(1, self._latest())
 
     def validate(self) -> tuple[StepSums, Acceptance]:
         """Measure loss and acceptance on the held-out states."""
@@ -91,7 +125,7 @@ class Trainer:
         acceptance = Acceptance.empty(self.num_draft_tokens)
         with torch.no_grad():
             for batch in self._held_out_batches():
-                result = self._unroll(batch)
+                result = self._unroll(batch, with_gradients=False)
                 one = StepSums.of(result)
                 sums = one if sums is None else sums + one
                 rows = batch.plan.rows[0]
@@ -100,34 +134,83 @@ class Trainer:
         assert sums is not None
         return sums, acceptance
 
-    def _step(self, batch: PackedBatch, rate: float) -> tuple[StepSums, float]:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.zero_grad(set_to_none=True)
-        result = self._unroll(batch)
-        (result.loss / max(1, result.num_supervised)).backward()
-        grad_norm = torch.nn.utils.clip_grad_norm_(
-            self.draft.trainable().values(), self.settings.max_grad_norm
-        )
-        if not torch.isfinite(grad_norm):
-            raise ContractError(
-                f"the gradient is not finite in the batch of samples {', '.join(batch.sample_ids[:8])}",
-                hint="lower train.learning_rate, or look at these samples' states",
-            )
-        self.optimizer.step()
-        return StepSums.of(result), float(grad_norm)
+    def _step(self, step: int, batches: Iterable[PackedBatch]) -> None:
+        """Add up the gradients of the micro-batches and step; nothing waits for the device."""
+        if self.fused:
+            self.fused.weights.start()
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
+        sums: list[torch.Tensor] = []
+        sample_ids: list[str] = []
+        num_supervised = 0
+        for batch in batches:
+            result = self._unroll(batch, with_gradients=True)
+            sums.append(StepSums.pack(result))
+            sample_ids += batch.sample_ids
+            num_supervised += result.num_supervised
+        if self.fused:
+            self.fused.weights.finish()
+        total = torch.stack(sums).sum(0)
+        outcome = self.stepper.step(total[0], num_supervised)
+        facts = torch.stack([outcome.grad_norm.double(), outcome.rate.double(), outcome.taken.double()])
+        self._queue.append(_Queued(step, tuple(sample_ids), num_supervised, torch.cat([total, facts])))
 
-    def _unroll(self, batch: PackedBatch) -> Any:
+    def _read(self) -> None:
+        """Log the steps queued on the device.
+
+        Raises: ContractError when too many steps in a row were not taken.
+        """
+        if not self._queue:
+            return
+        queued, self._queue = self._queue, []
+        for one, values in zip(queued, torch.stack([q.values for q in queued]).tolist(), strict=True):
+            *sums, grad_norm, rate, taken = values
+            row = {"step": one.step + 1, "learning_rate": rate, "grad_norm": grad_norm}
+            if taken:
+                self.num_skipped = 0
+                self._log(row | StepSums.unpack(sums, one.num_supervised).ratios())
+                continue
+            self.num_skipped += 1
+            names = ", ".join(one.sample_ids)
+            say(f"train: step {one.step + 1} not taken: loss or gradient not finite; samples {names}")
+            self._log({"step": one.step + 1, "taken": False, "sample_ids": list(one.sample_ids)})
+            if self.num_skipped >= _MAX_SKIPPED:
+                raise ContractError(
+                    f"the loss or gradient was not finite in {self.num_skipped} steps in a row, the last one "
+                    f"with samples {names}",
+                    hint="lower train.learning_rate, or look at these samples' states; "
+                    "the last checkpoint is intact",
+                )
+
+    def _latest(self) -> str:
+        losses = [row["loss"] for row in self.history[-1:] if "loss" in row]
+        return f"loss {losses[0]:.3f}" if losses else ""
+
+    def _unroll(self, batch: PackedBatch, with_gradients: bool) -> UnrollResult:
+        """Run the unroll; with ``with_gradients``, add its summed loss's gradients to the parameters'."""
+        settings = self.settings
+        if self.fused:
+            is_full = self.vocab.is_full
+            targets = teacher_targets(self.teacher, batch.last, self.target_ids, is_full)
+            return self.fused.run(
+                batch, targets, self.target_ids, settings.step_decay, settings.loss, with_gradients
+            )
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return run_unroll(self.draft, self.teacher, self.target_ids, batch, self.settings.step_decay)
+            result = run_unroll(
+                self.draft, self.teacher, self.target_ids, batch, settings.step_decay, settings.loss
+            )
+        if with_gradients:
+            result.loss.backward()
+        return result
 
     def _load(self, states: StateReader, indices: Sequence[int]) -> PackedBatch:
-        num_steps = self.settings.num_unroll_steps
-        return pack_batch([states.read(i) for i in indices], num_steps, self.device, self.dtype)
+        samples = [states.read(i) for i in indices]
+        pinned = self.device.type == "cuda"
+        return lay_out(samples, self.settings.num_unroll_steps, self.dtype, pinned)
 
     def _held_out_batches(self) -> Iterator[PackedBatch]:
-        for indices in pack(self.held_out_states.lengths, self.settings.batch_tokens, seed=0):
-            yield self._load(self.held_out_states, indices)
+        groups = pack(self.held_out_states.lengths, self.settings.batch_tokens, seed=0)
+        return feed(partial(self._load, self.held_out_states), groups, self.device)
 
     def _validate(self, step: int) -> None:
         sums, acceptance = self.validate()
@@ -156,13 +239,21 @@ class Trainer:
             vocab=self.vocab,
             data_fingerprint=self.train_states.fingerprint,
             settings_fingerprint=self.settings_fingerprint,
-            metrics={"best": self.best, "best_step": self.best_step, "history": self.history},
+            metrics={
+                "best": self.best,
+                "best_step": self.best_step,
+                "history": self.history,
+                "num_taken": int(self.stepper.num_taken),
+                "num_skipped": self.num_skipped,
+            },
         )
         save_checkpoint(checkpoint, self.draft, self.optimizer)
         prune(self.root)
         return folder
 
     def _resume(self) -> int:
+        if self.fused:
+            self.fused.weights.refresh()
         folder = latest_checkpoint(self.root)
         if folder is None:
             return 0
@@ -177,6 +268,10 @@ class Trainer:
             )
         load_weights(checkpoint, self.draft)
         load_optimizer(checkpoint, self.draft, self.optimizer)
+        if self.fused:
+            self.fused.weights.refresh()
+        self.stepper.num_taken.fill_(checkpoint.metrics["num_taken"])
+        self.num_skipped = checkpoint.metrics["num_skipped"]
         self.history = list(checkpoint.metrics["history"])
         self.best, self.best_step = checkpoint.metrics["best"], checkpoint.metrics["best_step"]
         if self.best_step == checkpoint.step:
@@ -188,3 +283,13 @@ class Trainer:
         self.history.append(row)
         with (self.root / "metrics.jsonl").open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
+
+
+def fused_unroll(draft: Eagle3Draft, dtype: torch.dtype, device: torch.device) -> FusedUnroll | None:
+    """Return the fast path where it runs: on a GPU whose kernels fit the draft's heads."""
+    if device.type != "cuda":
+        return None
+    if not FusedUnroll.fits(draft):
+        say("train: the GPU kernels do not fit the draft's heads; the plain path trains it, slower")
+        return None
+    return FusedUnroll(draft, dtype)

@@ -22,14 +22,22 @@ class StepSums:
 
     @classmethod
     def of(cls, result: UnrollResult) -> StepSums:
+        return cls.unpack(cls.pack(result).tolist(), result.num_supervised)
+
+    @staticmethod
+    def pack(result: UnrollResult) -> torch.Tensor:
+        """Put the sums into one fp64 vector [1 + 3 K] on the device, to be added up and read later."""
         steps = torch.arange(len(result.step_loss), device=result.accepted.device)[:, None]
-        return cls(
-            loss=float(result.loss.detach()),
-            num_supervised=result.num_supervised,
-            step_loss=result.step_loss.tolist(),
-            agreed=(result.accepted[None] > steps).sum(1).tolist(),
-            judged=(result.depth[None] > steps).sum(1).tolist(),
-        )
+        agreed = (result.accepted[None] > steps).sum(1)
+        judged = (result.depth[None] > steps).sum(1)
+        parts = (result.loss.detach()[None], result.step_loss, agreed, judged)
+        return torch.cat([part.double() for part in parts])
+
+    @classmethod
+    def unpack(cls, values: list[float], num_supervised: int) -> StepSums:
+        num_steps = len(values) // 3
+        step_loss, agreed, judged = (values[1 + i * num_steps : 1 + (i + 1) * num_steps] for i in range(3))
+        return cls(values[0], num_supervised, step_loss, [int(n) for n in agreed], [int(n) for n in judged])
 
     def __add__(self, other: StepSums) -> StepSums:
         return StepSums(

@@ -1,6 +1,7 @@
 """AdamW in fp32 with warm-up and cosine decay; a whole step stays on the device."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,39 +19,89 @@ class StepOutcome:
     taken: torch.Tensor
 
 
-class Optimizer:
-    """Takes steps from summed gradients, or leaves everything as it is when they are not finite.
+class Stepper:
+    """Steps ``adamw`` with summed gradients, or leaves everything as it is when they are not finite.
 
-    ``num_taken`` counts the steps taken; the learning rate advances only with it.
+    ``num_taken`` counts the steps taken; the learning rate advances only with it. ``copies`` are the fast
+    path's, by parameter: with them, a kernel of our own updates and copies in one pass.
     """
 
-    def __init__(self, draft: Eagle3Draft, settings: TrainSettings, num_steps: int) -> None:
-        self.parameters = list(draft.trainable().values())
+    def __init__(
+        self,
+        adamw: torch.optim.AdamW,
+        settings: TrainSettings,
+        num_steps: int,
+        copies: Mapping[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
+        self.adamw = adamw
+        self.copies = copies
+        self.parameters = [p for group in adamw.param_groups for p in group["params"]]
         self.max_grad_norm = settings.max_grad_norm
-        self.adamw = make_optimizer(draft, settings)
         device = self.parameters[0].device
         rates = [learning_rate(step, num_steps, settings) for step in range(num_steps)]
         self.rates = torch.tensor(rates, dtype=torch.float32, device=device)
-        self.num_taken = torch.zeros((), dtype=torch.long, device=device)
+        self.num_taken = torch.zeros(1, dtype=torch.long, device=device)
 
     @torch.no_grad()
     def step(self, loss: torch.Tensor, num_rows: int) -> StepOutcome:
-        """Divide the gradients by ``num_rows``, clip them, and step unless they or ``loss`` are not finite."""
+        """Divide the gradients by ``num_rows``, clip them and step, if they and ``loss`` are finite."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
+        # A batch without a row has gradients of zero.
+        num_rows = max(1, num_rows)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) / num_rows
         finite = torch.isfinite(norm) & torch.isfinite(loss)
-        rate = self.rates[self.num_taken]
-        for group in self.adamw.param_groups:
-            group["lr"] = rate
-        # The fused kernel divides by grad_scale and does nothing where found_inf is 1.
-        self.adamw.grad_scale = num_rows * (norm / self.max_grad_norm).clamp(min=1)  # type: ignore[attr-defined]
-        self.adamw.found_inf = (~finite).float()  # type: ignore[attr-defined]
-        self.adamw.step()
+        rate = self.rates.index_select(0, self.num_taken).squeeze(0)  # rates[num_taken] would wait
+        divisor = num_rows * (norm / self.max_grad_norm).clamp(min=1)
+        if self.copies is None:
+            self._update(rate, divisor, finite)
+        else:
+            self._update_and_copy(rate, divisor, finite, self.copies)
         self.num_taken += finite
         return StepOutcome(norm, rate, finite)
 
-    def resume(self, num_taken: int) -> None:
-        self.num_taken.fill_(num_taken)
+    def _update(self, rate: torch.Tensor, divisor: torch.Tensor, finite: torch.Tensor) -> None:
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        # The fused kernel divides by grad_scale and does nothing where found_inf is 1.
+        self.adamw.grad_scale = divisor  # type: ignore[attr-defined]
+        self.adamw.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        self.adamw.step()
+
+    def _update_and_copy(
+        self,
+        rate: torch.Tensor,
+        divisor: torch.Tensor,
+        finite: torch.Tensor,
+        copies: Mapping[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Do what ``_update`` does, on torch's own optimizer state, and refresh the compute copies."""
+        from eyas.train.fused.adamw_kernel import adamw
+
+        betas = self.adamw.defaults["betas"]
+        step = self.num_taken.double() + 1
+        shares = torch.cat([1 - beta**step for beta in betas]).float()
+        for group in self.adamw.param_groups:
+            for parameter in group["params"]:
+                state = self.adamw.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), device=parameter.device)
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] += finite
+                adamw(
+                    parameter,
+                    parameter.grad,
+                    state["exp_avg"],
+                    state["exp_avg_sq"],
+                    copies.get(parameter),
+                    rate,
+                    divisor,
+                    shares,
+                    finite,
+                    betas,
+                    group["eps"],
+                    group["weight_decay"],
+                )
 
 
 def make_optimizer(draft: Eagle3Draft, settings: TrainSettings) -> torch.optim.AdamW:

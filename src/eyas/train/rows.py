@@ -6,6 +6,7 @@ i+1 .. i+1+k of its document are all supervised. Rows of a later step are theref
 rows of an earlier one, and a row that no step supervises only lends its step-0 key and value.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,19 @@ class RowPlan:
     @property
     def num_steps(self) -> int:
         return len(self.rows)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.keys, *self.rows, *self.keep, *self.key_places, *self.teacher]
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "RowPlan":
+        """Return the plan with every tensor changed: moved, or pinned."""
+        return RowPlan(
+            change(self.keys),
+            *(
+                tuple(change(t) for t in tensors)
+                for tensors in (self.rows, self.keep, self.key_places, self.teacher)
+            ),
+        )
 
 
 def plan_rows(supervised: torch.Tensor, documents: torch.Tensor, num_steps: int) -> RowPlan:

@@ -12,10 +12,13 @@ _CHUNK_ROWS = 1024
 
 @dataclass(frozen=True)
 class TeacherTargets:
-    """Shapes: probabilities [R, W] (renormalised on the draft vocabulary), argmax [R] (over all V),
+    """Shapes: probabilities [R, W] (renormalised on the draft vocabulary); mass [R] fp32 (their sum, 1 but
+    for rounding) and negative_entropy [R] fp32 (their sum of p log p, in nats); argmax [R] (over all V);
     in_draft [R] (whether the draft vocabulary holds the argmax)."""
 
     probabilities: torch.Tensor
+    mass: torch.Tensor
+    negative_entropy: torch.Tensor
     argmax: torch.Tensor
     in_draft: torch.Tensor
 
@@ -29,8 +32,10 @@ def teacher_targets(
     ``target_ids`` [W] is the draft vocabulary.
     """
     in_draft_of = torch.zeros(teacher.head.shape[0], dtype=torch.bool, device=last.device)
-    in_draft_of[target_ids] = True
+    in_draft_of.index_fill_(0, target_ids, True)  # an assignment would wait for the device
     probabilities = torch.empty(len(last), len(target_ids), dtype=last.dtype, device=last.device)
+    mass = torch.empty(len(last), dtype=torch.float32, device=last.device)
+    negative_entropy = torch.empty_like(mass)
     argmax = torch.empty(len(last), dtype=torch.long, device=last.device)
     for start in range(0, len(last), _CHUNK_ROWS):
         here = slice(start, start + _CHUNK_ROWS)
@@ -38,9 +43,12 @@ def teacher_targets(
         if last.is_cuda:
             from eyas.train.fused.teacher_kernel import restrict
 
-            restrict(logits, target_ids, probabilities[here], argmax[here])
+            outputs = (probabilities, mass, negative_entropy, argmax)
+            restrict(logits, target_ids, *(out[here] for out in outputs))
             continue
         argmax[here] = logits.argmax(-1)
         kept = logits if is_full else logits[:, target_ids]
-        probabilities[here] = torch.softmax(kept, -1, dtype=torch.float32).to(last.dtype)
-    return TeacherTargets(probabilities, argmax, in_draft_of[argmax])
+        p = torch.softmax(kept, -1, dtype=torch.float32).to(last.dtype)
+        probabilities[here], mass[here] = p, p.float().sum(-1)
+        negative_entropy[here] = torch.xlogy(p.float(), p.float()).sum(-1)
+    return TeacherTargets(probabilities, mass, negative_entropy, argmax, in_draft_of[argmax])

@@ -43,7 +43,7 @@ def unroll(draft: Eagle3Draft, batch: PackedBatch) -> Iterator[tuple[int, torch.
     own: list[tuple[torch.Tensor, torch.Tensor]] = []
     for k in range(plan.num_steps):
         if k:
-            hidden, positions = hidden[plan.keep[k]], positions[plan.keep[k]] + 1
+            hidden, positions = draft.carry(hidden)[plan.keep[k]], positions[plan.keep[k]] + 1
             own = [(keys[plan.keep[k]], values[plan.keep[k]]) for keys, values in own]
             mixed = draft.mix(batch.tokens[plan.rows[k] + 1 + k], hidden)
             own.append(draft.keys_values(mixed, positions))

@@ -1,6 +1,7 @@
 """The kernels of the fused step as they run on a GPU; ``plain_ops`` has the same names."""
 
-from eyas.train.fused.attention_kernel import attend, attend_backward
+from eyas.train.fused.attention_backward_kernel import attend_backward
+from eyas.train.fused.attention_kernel import attend
 from eyas.train.fused.loss_kernel import loss_and_gradient_
 from eyas.train.fused.norm_kernel import rms, rms_backward
 from eyas.train.fused.pointwise_kernel import rotate, swiglu, swiglu_backward_

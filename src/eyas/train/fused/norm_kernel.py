@@ -16,7 +16,7 @@ def rms(
     index: torch.Tensor | None = None,
     copy: torch.Tensor | None = None,
 ) -> None:
-    """Write the norm of the rows ``index`` of x (all, in order, when None) to ``out``, and the rows to ``copy``.
+    """Write the norm of rows ``index`` of x (None: all, in order) to ``out``, and the rows to ``copy``.
 
     Shapes: x [any, D], weight [D], out [R, D] (its rows may be strided), copy [R, D].
     """
@@ -102,8 +102,8 @@ def _rms(
 @triton.jit
 def _rms_backward(
     grad_of, x, index, weight, residual, residual_index, out, partial, num_rows, width, grad_stride, eps,
-    HAS_INDEX: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_RESIDUAL_INDEX: tl.constexpr, HAS_OUT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    HAS_INDEX: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_RESIDUAL_INDEX: tl.constexpr,
+    HAS_OUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)

@@ -4,6 +4,7 @@ import torch
 
 from eyas.train.fused.heads import Heads
 from eyas.train.loss import LossKind, row_losses
+from eyas.train.teacher import TeacherTargets
 
 
 def attend(
@@ -35,11 +36,11 @@ def attend_backward(
     grad_first_kv: torch.Tensor,
     grad_own_kv: torch.Tensor,
 ) -> torch.Tensor:
-    """See ``attention_kernel.attend_backward``."""
-    leaves = [x.detach().requires_grad_(True) for x in (queries, first_kv, own_kv)]
+    """See ``attention_backward_kernel.attend_backward``."""
+    q, kv, own = (x.detach().requires_grad_(True) for x in (queries, first_kv, own_kv))
     with torch.enable_grad():
-        result = _attend(*leaves, own_index, first, place, heads)
-    grads = torch.autograd.grad(result, leaves, grad_out, materialize_grads=True)
+        result = _attend(q, kv, own, own_index, first, place, heads)
+    grads = torch.autograd.grad(result, (q, kv, own), grad_out, materialize_grads=True)
     grad_first_kv += grads[1]
     grad_own_kv += grads[2]
     return grads[0]
@@ -113,9 +114,8 @@ def swiglu_backward_(grad: torch.Tensor, gate_up: torch.Tensor) -> None:
 
 def loss_and_gradient_(
     logits: torch.Tensor,
-    probabilities: torch.Tensor,
+    targets: TeacherTargets,
     index: torch.Tensor,
-    counts: torch.Tensor,
     weight: float,
     kind: LossKind,
     with_gradient: bool,
@@ -124,7 +124,7 @@ def loss_and_gradient_(
     best = logits.argmax(-1)
     leaf = logits.detach().requires_grad_(with_gradient)
     with torch.set_grad_enabled(with_gradient):
-        values = row_losses(leaf, probabilities[index], counts, kind)
+        values = row_losses(leaf, targets.probabilities[index], targets.in_draft[index], kind)
     if with_gradient:
         (gradient,) = torch.autograd.grad(values, leaf, torch.ones_like(values))
         logits.copy_(weight * gradient)

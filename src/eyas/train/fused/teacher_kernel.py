@@ -4,21 +4,40 @@ import torch
 import triton
 import triton.language as tl
 
+_BLOCK, _WARPS = 2048, 8
+
 
 def restrict(
-    logits: torch.Tensor, target_ids: torch.Tensor, probabilities: torch.Tensor, argmax: torch.Tensor
+    logits: torch.Tensor,
+    target_ids: torch.Tensor,
+    probabilities: torch.Tensor,
+    mass: torch.Tensor,
+    negative_entropy: torch.Tensor,
+    argmax: torch.Tensor,
 ) -> None:
-    """Write each row's argmax over all ids, and its softmax over ``target_ids``.
+    """Write each row's argmax over all ids, its softmax p over ``target_ids``, and the sums of p and p log p.
 
-    Shapes: logits [r, V], target_ids [W], probabilities [r, W], argmax [r].
+    Both sums are of p as it is stored. Shapes: logits [r, V], target_ids [W], probabilities [r, W],
+    mass, negative_entropy, argmax [r].
     """
     _restrict[(len(logits),)](
-        logits, target_ids, probabilities, argmax, logits.shape[1], len(target_ids), BLOCK=2048, num_warps=8
+        logits,
+        target_ids.int(),
+        probabilities,
+        mass,
+        negative_entropy,
+        argmax,
+        logits.shape[1],
+        len(target_ids),
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
     )
 
 
 @triton.jit
-def _restrict(logits, target_ids, probabilities, argmax, vocab_size, width, BLOCK: tl.constexpr):
+def _restrict(
+    logits, target_ids, probabilities, mass_of, entropy_of, argmax, vocab_size, width, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     z_row = logits + row * vocab_size
     i = tl.arange(0, BLOCK)
@@ -29,27 +48,28 @@ def _restrict(logits, target_ids, probabilities, argmax, vocab_size, width, BLOC
         z = tl.load(z_row + at, mask=at < vocab_size, other=-float("inf")).to(tl.float32)
         best = tl.where(z > top, at, best)
         top = tl.maximum(top, z)
-    highest, lane = tl.max(top, 0, return_indices=True)
+    shift, lane = tl.max(top, 0, return_indices=True)
     tl.store(argmax + row, tl.sum(tl.where(i == lane, best, 0), 0).to(tl.int64))
 
-    # The highest logit of the draft vocabulary: a teacher that is sure of an id outside it must not underflow.
-    inside = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
-    for start in range(0, width, BLOCK):
-        at = start + i
-        ids = tl.load(target_ids + at, mask=at < width, other=0)
-        z = tl.load(z_row + ids, mask=at < width, other=-float("inf")).to(tl.float32)
-        inside = tl.maximum(inside, z)
-    shift = tl.max(inside, 0)
+    # The shift is the maximum over all ids: where it lies outside the draft vocabulary the row carries no
+    # loss, and its distribution is never read.
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
         at = start + i
         ids = tl.load(target_ids + at, mask=at < width, other=0)
         z = tl.load(z_row + ids, mask=at < width, other=-float("inf")).to(tl.float32)
         total += tl.exp(z - shift)
-    mass = tl.sum(total, 0)
+    whole = tl.maximum(tl.sum(total, 0), 1.0e-30)
+    mass = tl.zeros([BLOCK], dtype=tl.float32)
+    entropy = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):
         at = start + i
         ids = tl.load(target_ids + at, mask=at < width, other=0)
         z = tl.load(z_row + ids, mask=at < width, other=-float("inf")).to(tl.float32)
-        p = tl.exp(z - shift) / mass
-        tl.store(probabilities + row * width + at, p.to(probabilities.dtype.element_ty), mask=at < width)
+        p = (tl.exp(z - shift) / whole).to(probabilities.dtype.element_ty)
+        stored = p.to(tl.float32)
+        mass += stored
+        entropy += tl.where(stored > 0, stored * tl.log(stored), 0.0)
+        tl.store(probabilities + row * width + at, p, mask=at < width)
+    tl.store(mass_of + row, tl.sum(mass, 0))
+    tl.store(entropy_of + row, tl.sum(entropy, 0))

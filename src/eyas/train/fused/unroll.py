@@ -5,8 +5,8 @@ matrix product over all steps; gradients overwrite the activations they no longe
 turn into their own gradient in the forward pass and are gone; weights are cast once a step.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.train.batch import PackedBatch
 from eyas.train.fused import plain_ops
 from eyas.train.fused.heads import Heads
+from eyas.train.fused.steps import Steps
 from eyas.train.fused.weights import Weights
 from eyas.train.loss import LossKind
 from eyas.train.teacher import TeacherTargets
@@ -28,57 +29,10 @@ _POST, _FINAL = "layers.0.post_attention_layernorm.weight", "norm.weight"
 
 
 @dataclass
-class _Steps:
-    """Where each step's rows lie in buffers that hold all steps, and what attention needs to know.
-
-    rows[k]: slice of step k. own[k]: slice of step k in the buffer of own keys (steps >= 1 only).
-    own_index[k] [R_k, k]: each row's entries there. first[k], place[k] [R_k]: the range of step-0 keys
-    that each row sees. read[k]: the token each row reads.
-    """
-
-    rows: list[slice]
-    own: list[slice]
-    own_index: list[torch.Tensor]
-    first: list[torch.Tensor]
-    place: list[torch.Tensor]
-    read: list[torch.Tensor]
-
-    @classmethod
-    def of(cls, batch: PackedBatch) -> "_Steps":
-        plan = batch.plan
-        counts = [len(r) for r in plan.rows if len(r)]  # later steps of short answers have no rows
-        ends = list(accumulate(counts))
-        key_documents = batch.documents[plan.keys]
-        device = batch.tokens.device
-        steps = cls([], [], [], [], [], [])
-        index = torch.empty(counts[0] if counts else 0, 0, dtype=torch.int32, device=device)
-        for k, (end, count) in enumerate(zip(ends, counts, strict=True)):
-            steps.rows.append(slice(end - count, end))
-            start = end - count - counts[0]
-            steps.own.append(slice(start, start + count) if k else slice(0, 0))
-            if k:
-                entries = torch.arange(start, start + count, dtype=torch.int32, device=device)
-                index = torch.cat([index[plan.keep[k]], entries[:, None]], dim=1)
-            steps.own_index.append(index)
-            rows = plan.rows[k]
-            steps.first.append(torch.searchsorted(key_documents, batch.documents[rows]).int())
-            steps.place.append(plan.key_places[k].int())
-            steps.read.append(batch.tokens[rows + 1 + k])
-        return steps
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows[-1].stop if self.rows else 0
-
-    @property
-    def num_own(self) -> int:
-        return self.own[-1].stop if self.own else 0
-
-
-@dataclass
 class _Saved:
     """Activations of a batch; a leading axis of all steps' rows, but ``first_*``: of the step-0 keys."""
 
+    fused_input: torch.Tensor
     first_hidden: torch.Tensor
     first_mixed: torch.Tensor
     first_kv: torch.Tensor
@@ -91,6 +45,7 @@ class _Saved:
     gate_up: torch.Tensor
     activated: torch.Tensor
     hidden: torch.Tensor
+    carried: torch.Tensor
     grad_normed: torch.Tensor
     lse: list[torch.Tensor] = field(default_factory=list)
     turns: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -116,6 +71,13 @@ class FusedUnroll:
 
             self.ops = gpu_ops
 
+    @staticmethod
+    def fits(draft: Eagle3Draft) -> bool:
+        """Whether the GPU kernels' tiles hold the draft's heads."""
+        config = draft.config
+        group = config.num_attention_heads // config.num_key_value_heads
+        return config.head_dim in (16, 32, 64, 128) and group <= 64
+
     @torch.no_grad()
     def run(
         self,
@@ -127,7 +89,7 @@ class FusedUnroll:
         with_gradients: bool = True,
     ) -> UnrollResult:
         """Unroll over a batch; with ``with_gradients``, add the gradients of the summed loss."""
-        steps = _Steps.of(batch)
+        steps = Steps.of(batch)
         row_losses = torch.zeros(steps.num_rows, dtype=torch.float32, device=batch.tokens.device)
         agrees: list[torch.Tensor] = []
         saved = self._start(batch, steps)
@@ -147,7 +109,7 @@ class FusedUnroll:
         accepted, depth = count_accepted(batch.plan, agrees)
         return UnrollResult((step_losses * decay).sum(), batch.num_supervised, step_losses, accepted, depth)
 
-    def _start(self, batch: PackedBatch, steps: _Steps) -> _Saved:
+    def _start(self, batch: PackedBatch, steps: Steps) -> _Saved:
         """Compute the step-0 keys and values of every row, and room for the rest."""
         matrix, config, keys = self.weights.matrix, self.draft.config, batch.plan.keys
         dtype, device = self.weights.dtype, batch.tokens.device
@@ -156,7 +118,8 @@ class FusedUnroll:
             return torch.empty(rows, width, dtype=dtype, device=device)
 
         # The last token of each document is fused for nothing: cheaper than gathering the others.
-        fused = batch.aux.flatten(1) @ matrix["fc"].T
+        fused_input = self._fused_input(batch.aux)
+        fused = fused_input @ matrix["fc"].T
         width, rows = config.hidden_size, steps.num_rows
         first_hidden, first_mixed = room(len(keys), width), room(len(keys), 2 * width)
         self._mix(batch.tokens[keys + 1], fused, keys, first_mixed, first_hidden)
@@ -164,7 +127,9 @@ class FusedUnroll:
         cos, sin = self._turns(batch.positions[keys])
         self.ops.rotate(first_kv, cos, sin, self.heads.kv_heads, first_kv)
         query_width = config.num_attention_heads * config.head_dim
+        hidden = room(rows, width)
         return _Saved(
+            fused_input,
             first_hidden,
             first_mixed,
             first_kv,
@@ -176,11 +141,12 @@ class FusedUnroll:
             normed_middle=room(rows, width),
             gate_up=room(rows, 2 * config.intermediate_size),
             activated=room(rows, config.intermediate_size),
-            hidden=room(rows, width),
+            hidden=hidden,
+            carried=room(rows, width) if config.norm_output else hidden,
             grad_normed=room(rows, width),
         )
 
-    def _forward_step(self, batch: PackedBatch, steps: _Steps, saved: _Saved, k: int) -> None:
+    def _forward_step(self, batch: PackedBatch, steps: Steps, saved: _Saved, k: int) -> None:
         matrix, vector, here, plan = self.weights.matrix, self.weights.vector, steps.rows[k], batch.plan
         cos, sin = self._turns(batch.positions[plan.rows[k]] + k)
         saved.turns.append((cos, sin))
@@ -189,7 +155,7 @@ class FusedUnroll:
             torch.index_select(saved.first_mixed, 0, plan.key_places[0], out=mixed)
             torch.index_select(saved.first_hidden, 0, plan.key_places[0], out=middle)
         else:
-            self._mix(steps.read[k], saved.hidden[steps.rows[k - 1]], plan.keep[k], mixed, middle)
+            self._mix(steps.read[k], saved.carried[steps.rows[k - 1]], plan.keep[k], mixed, middle)
             own_kv = torch.mm(mixed, matrix["kv"].T, out=saved.own_kv[steps.own[k]])
             self.ops.rotate(own_kv, cos, sin, self.heads.kv_heads, own_kv)
         queries = torch.mm(mixed, matrix["q"].T, out=saved.queries[here])
@@ -229,16 +195,15 @@ class FusedUnroll:
         """Write the rows' losses and the gradient of the normed state; return the argmax of each row."""
         head = self.weights.matrix["head"]
         hidden = saved.hidden[here]
-        normed = torch.empty_like(hidden)
+        normed = saved.carried[here] if self.draft.config.norm_output else torch.empty_like(hidden)
         self.ops.rms(hidden, self.weights.vector[_FINAL], self.eps, normed)
         num_chunks = -(-len(normed) // _HEAD_ROWS)
         best = []
         done = 0
         for chunk, of_chunk in zip(normed.chunk(num_chunks), index.chunk(num_chunks), strict=True):
             logits = chunk @ head.T  # (r, W)
-            counts = targets.in_draft[of_chunk]
             values, argmax = self.ops.loss_and_gradient_(
-                logits, targets.probabilities, of_chunk, counts, weight, loss, with_gradients
+                logits, targets, of_chunk, weight, loss, with_gradients
             )
             row_losses[done : done + len(chunk)] = values
             best.append(argmax)
@@ -248,7 +213,7 @@ class FusedUnroll:
             done += len(chunk)
         return torch.cat(best)
 
-    def _backward(self, batch: PackedBatch, steps: _Steps, saved: _Saved) -> None:
+    def _backward(self, batch: PackedBatch, steps: Steps, saved: _Saved) -> None:
         """Walk the steps backwards; what a step no longer needs becomes its gradient."""
         weights, matrix, vector, plan = self.weights, self.weights.matrix, self.weights.vector, batch.plan
         grad_first_kv = torch.zeros_like(saved.first_kv, dtype=torch.float32)
@@ -260,6 +225,9 @@ class FusedUnroll:
             # grad_normed becomes the gradient of the state that leaves the step.
             leaving = saved.grad_normed[here]
             went_on = None  # each row's place among the rows of the next step
+            if grad_entering is not None and self.draft.config.norm_output:
+                leaving[plan.keep[k + 1]] += grad_entering  # it entered behind the norm
+                grad_entering = None
             if grad_entering is not None:
                 went_on = torch.full_like(plan.rows[k], -1)
                 went_on[plan.keep[k + 1]] = torch.arange(len(grad_entering), device=went_on.device)
@@ -318,7 +286,7 @@ class FusedUnroll:
             self._mix_backward(
                 grad_mixed,
                 steps.read[k],
-                saved.hidden[steps.rows[k - 1]],
+                saved.carried[steps.rows[k - 1]],
                 plan.keep[k],
                 grad_middle,
                 grad_entering,
@@ -339,7 +307,15 @@ class FusedUnroll:
         grad_fused = grad_hidden.new_zeros(len(batch.tokens), grad_hidden.shape[1])
         grad_fused[plan.keys] = grad_hidden
 
-        weights.add("fc", grad_fused, batch.aux.flatten(1))
+        weights.add("fc", grad_fused, saved.fused_input)
+        if self.draft.config.fc_norm:
+            grad_input = grad_fused @ matrix["fc"]
+            for name, rows, columns in self._aux_layers(batch.aux):
+                flat = batch.aux.flatten(0, 1)
+                of_weight = self.ops.rms_backward(
+                    grad_input[:, columns], flat, vector[name], self.eps, index=rows
+                )
+                weights.add_vector(name, of_weight)
         weights.add("q", saved.queries, saved.mixed)
         weights.add("kv", first_kv, saved.first_mixed)
         if steps.num_own:
@@ -347,6 +323,23 @@ class FusedUnroll:
         weights.add("o", saved.middle, saved.attended)
         weights.add("gate_up", saved.gate_up, saved.normed_middle)
         weights.add("down", saved.grad_normed, saved.activated)
+
+    def _fused_input(self, aux: torch.Tensor) -> torch.Tensor:
+        """Return what ``fc`` reads [N, A D]: the aux layers, normed where the draft has norms for them."""
+        if not self.draft.config.fc_norm:
+            return aux.flatten(1)
+        out = torch.empty_like(aux.flatten(1))
+        for name, rows, columns in self._aux_layers(aux):
+            weight = self.weights.vector[name]
+            self.ops.rms(aux.flatten(0, 1), weight, self.eps, out[:, columns], index=rows)
+        return out
+
+    def _aux_layers(self, aux: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, slice]]:
+        """Yield each aux layer's norm, its rows in the flat aux states, its columns in ``fc``'s input."""
+        num_tokens, num_layers, width = aux.shape
+        first = torch.arange(num_tokens, device=aux.device) * num_layers
+        for layer in range(num_layers):
+            yield f"fc_norm.{layer}.weight", first + layer, slice(layer * width, (layer + 1) * width)
 
     def _mix(
         self,
@@ -356,7 +349,7 @@ class FusedUnroll:
         mixed: torch.Tensor,
         entering: torch.Tensor,
     ) -> None:
-        """Write the layer's input for rows ``index`` of ``hidden`` to ``mixed`` [R, 2D], and the rows themselves."""
+        """Write rows ``index`` of ``hidden`` to ``entering``, and the layer's input of them to ``mixed``."""
         vector, width = self.weights.vector, entering.shape[1]
         embedding = self.draft.embed_tokens.weight
         self.ops.rms(embedding, vector[_EMBED], self.eps, mixed[:, :width], index=tokens)

@@ -5,7 +5,6 @@ gate and up. Copies are made once a step; gradients are never rounded to the com
 """
 
 import torch
-from torch import nn
 
 from eyas.draft.eagle3 import Eagle3Draft
 
@@ -23,7 +22,8 @@ _MATRICES = {
 class Weights:
     """``matrix[name]`` [out, in] in the compute dtype; ``vector[name]`` the fp32 norm weights themselves.
 
-    The trainable parameters' ``grad`` are views of the buffers. ``start`` begins a new sum.
+    The trainable parameters' ``grad`` are views of the buffers, ``copies`` those of the compute copies by
+    parameter. ``start`` begins a new sum.
     """
 
     def __init__(self, draft: Eagle3Draft, dtype: torch.dtype) -> None:
@@ -31,8 +31,7 @@ class Weights:
         self.dtype = dtype
         self.matrix: dict[str, torch.Tensor] = {}
         self.gradient: dict[str, torch.Tensor] = {}
-        self._copies: list[torch.Tensor] = []
-        self._masters: list[nn.Parameter] = []
+        self.copies: dict[torch.Tensor, torch.Tensor] = {}
         self._started: set[str] = set()
         for name, parts in _MATRICES.items():
             parameters = [trainable.pop(f"{part}.weight") for part in parts]
@@ -45,8 +44,7 @@ class Weights:
                 parameters, self.matrix[name].split(sizes), self.gradient[name].split(sizes), strict=True
             ):
                 parameter.grad = gradient
-                self._masters.append(parameter)
-                self._copies.append(copy)
+                self.copies[parameter] = copy
         # What is left are the norms; they stay fp32.
         self.vector = trainable
         assert all(p.ndim == 1 for p in trainable.values())
@@ -55,8 +53,8 @@ class Weights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the masters, after each step of the optimizer."""
-        torch._foreach_copy_(self._copies, self._masters)
+        """Copy the masters, where something other than the optimizer changed them."""
+        torch._foreach_copy_(list(self.copies.values()), list(self.copies.keys()))
 
     def start(self) -> None:
         """Forget the gradients of the last step."""

@@ -1,0 +1,69 @@
+"""Batches read ahead: packed by threads, copied to a GPU while the step before is still running."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
+from typing import TypeVar
+
+import torch
+
+from eyas.train.batch import PackedBatch
+
+# Checksums of shards that are opened keep a core busy each.
+_READERS = min(8, os.cpu_count() or 1)
+
+Group = TypeVar("Group")
+
+
+def feed(
+    load: Callable[[Group], PackedBatch], groups: Sequence[Group], device: torch.device
+) -> Generator[PackedBatch, None, None]:
+    """Yield ``load`` of each group in order, on ``device``.
+
+    ``load`` packs on the CPU, in pinned memory for a GPU, and runs in threads.
+
+    Raises: whatever ``load`` raises, when its batch is due.
+    """
+    with closing(_ahead(load, groups)) as batches:
+        if device.type != "cuda":
+            yield from (batch.to(device) for batch in batches)
+        else:
+            yield from _copied(batches, device)
+
+
+def _copied(
+    batches: Generator[PackedBatch, None, None], device: torch.device
+) -> Generator[PackedBatch, None, None]:
+    """Copy each batch to the GPU, on a stream beside, before the one before it is handed out."""
+    side = torch.cuda.Stream(device)
+    copied: PackedBatch | None = None
+    for packed in batches:
+        with torch.cuda.stream(side):
+            coming = packed.to(device)
+        if copied is not None:
+            yield copied
+        # From here on the batch belongs to the stream that trains.
+        torch.cuda.current_stream(device).wait_stream(side)
+        for tensor in coming.tensors():
+            tensor.record_stream(torch.cuda.current_stream(device))
+        copied = coming
+    if copied is not None:
+        yield copied
+
+
+def _ahead(
+    load: Callable[[Group], PackedBatch], groups: Sequence[Group]
+) -> Generator[PackedBatch, None, None]:
+    rest = iter(groups)
+    pool = ThreadPoolExecutor(_READERS, thread_name_prefix="feed")
+    try:
+        queue: deque[Future[PackedBatch]] = deque(pool.submit(load, g) for g in islice(rest, _READERS))
+        while queue:
+            batch = queue.popleft().result()
+            queue.extend(pool.submit(load, g) for g in islice(rest, 1))
+            yield batch
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

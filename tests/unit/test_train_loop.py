@@ -1,0 +1,159 @@
+"""The training loop: steps that are not finite, micro-batches, and the same run on a GPU."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eyas.config.schema import TrainSettings
+from eyas.errors import ContractError
+from eyas.store.memory import MemoryStore
+from eyas.train.checkpoint import latest_checkpoint, read_checkpoint
+from eyas.train.loop import Trainer
+from eyas.types import HiddenStates, TargetSpec, VocabMap
+from train_cases import EPS, THETA, Case, make_case
+
+LENGTHS = (20, 31, 17, 24, 29, 16, 22, 27)
+
+
+def spec_of(case: Case) -> TargetSpec:
+    config = case.draft.config
+    return TargetSpec(
+        model="random",
+        revision=None,
+        architecture="LlamaForCausalLM",
+        hidden_size=config.hidden_size,
+        vocab_size=config.target_vocab_size,
+        num_layers=8,
+        aux_layer_ids=(2, 4, 5),
+        dtype="float32",
+        norm_kind="rms",
+        norm_eps=EPS,
+        logit_softcap=None,
+        logit_scale=1.0,
+        tied_head=False,
+        eos_token_ids=(1,),
+        tokenizer_fingerprint="",
+        template_fingerprint="",
+        weights_fingerprint="",
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    )
+
+
+def trainer_of(
+    case: Case, root: Path, states: list[HiddenStates], device: str = "cpu", **settings: Any
+) -> Trainer:
+    root.mkdir(exist_ok=True)
+    spec = spec_of(case)
+    defaults: dict[str, Any] = {
+        "num_unroll_steps": 3,
+        "batch_tokens": 32,
+        "num_epochs": 1,
+        "learning_rate": 1e-3,
+        "save_every": 100,
+        "validate_every": 100,
+    }
+    return Trainer(
+        draft=case.draft,
+        teacher=case.teacher,
+        vocab=VocabMap(case.target_ids.numpy(), spec.vocab_size),
+        train_states=MemoryStore(spec, states),
+        held_out_states=MemoryStore(spec, states[:2]),
+        settings=TrainSettings(**(defaults | settings)),
+        seed=0,
+        num_draft_tokens=3,
+        root=root,
+        device=torch.device(device),
+    )
+
+
+def poisoned(states: HiddenStates) -> HiddenStates:
+    return HiddenStates(states.sample, torch.full_like(states.aux, float("nan")), states.last)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in trainer.draft.trainable().items()}
+
+
+def test_a_step_that_is_not_finite_is_not_taken_and_its_samples_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = make_case(0, LENGTHS)
+    states = case.states
+    states[3] = poisoned(states[3])
+    trainer = trainer_of(case, tmp_path, states)
+    trainer.run()
+    skipped = [row for row in trainer.history if row.get("taken") is False]
+    assert [row["sample_ids"] for row in skipped] == [["s3"]]
+    assert "s3" in capsys.readouterr().err
+    assert int(trainer.stepper.num_taken) == len(trainer.batches) - 1
+    assert all(torch.isfinite(p).all() for p in weights(trainer).values())
+    # The learning rate advanced with the steps taken, not with the batches read.
+    rates = [row["learning_rate"] for row in trainer.history if "learning_rate" in row]
+    assert rates == pytest.approx(trainer.stepper.rates[: len(rates)].tolist())
+
+
+def test_three_steps_in_a_row_that_are_not_finite_stop_the_run_with_the_last_checkpoint_intact(
+    tmp_path: Path,
+) -> None:
+    case = make_case(0, LENGTHS)
+    first = trainer_of(case, tmp_path, case.states)
+    order = [i for step in first.batches for batch in step for i in batch]
+    states = case.states
+    for place in order[4:7]:
+        states[place] = poisoned(states[place])
+    trainer = trainer_of(case, tmp_path, states, save_every=4)
+    with pytest.raises(ContractError, match="3 steps in a row") as caught:
+        trainer.run()
+    assert states[order[6]].sample.sample_id in str(caught.value)
+    folder = latest_checkpoint(tmp_path)
+    assert folder is not None
+    assert read_checkpoint(folder).step == 4
+
+
+def test_micro_batches_add_up_to_one_batch(tmp_path: Path) -> None:
+    """Two batches of one document each, divided once by their rows together, are a batch of both."""
+    results = []
+    for name, settings in (("one", {"batch_tokens": 64}), ("two", {"batch_tokens": 33, "micro_batches": 2})):
+        case = make_case(6, (31, 33))
+        trainer = trainer_of(case, tmp_path / name, case.states, **settings)
+        assert len(trainer.batches) == 1
+        trainer.run()
+        results.append((weights(trainer), trainer.history[0]["loss"], trainer.history[0]["grad_norm"]))
+    (one, one_loss, one_norm), (two, two_loss, two_norm) = results
+    assert two_loss == pytest.approx(one_loss, rel=1e-6)
+    assert two_norm == pytest.approx(one_norm, rel=1e-5)
+    assert all(torch.allclose(one[n], two[n], atol=1e-6) for n in one)
+
+
+@pytest.mark.parametrize("loss", ["kl", "lk", "hybrid"])
+def test_every_loss_falls(tmp_path: Path, loss: str) -> None:
+    case = make_case(7, LENGTHS)
+    trainer = trainer_of(
+        case, tmp_path, case.states, loss=loss, num_epochs=12, batch_tokens=128, learning_rate=3e-3
+    )
+    trainer.run()
+    losses = [row["loss"] for row in trainer.history if "grad_norm" in row]
+    assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path) -> None:
+    histories = []
+    for device in ("cpu", "cuda"):
+        case = make_case(8, LENGTHS, head_dim=16)
+        trainer = trainer_of(case, tmp_path / device, case.states, device, num_epochs=3, validate_every=5)
+        assert (trainer.fused is not None) == (device == "cuda")
+        trainer.run()
+        histories.append(trainer.history)
+    for cpu, gpu in zip(*histories, strict=True):
+        assert gpu["loss"] == pytest.approx(cpu["loss"], rel=1e-3)
+        assert gpu.get("grad_norm") == pytest.approx(cpu.get("grad_norm"), rel=1e-2)
