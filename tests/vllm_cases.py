@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eyas.engines.transformers import TransformersEngine
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
@@ -46,6 +47,16 @@ def make_model(folder: Path, model_type: str = "llama", **settings: Any) -> Path
         warnings.simplefilter("ignore")
         model.save_pretrained(folder)
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Add a tokenizer of one word an id and a chat template, so that a stage takes the folder for a target."""
+    vocab = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token="w0")), bos_token="w1", eos_token="w2"
+    )
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }} w2 {% endfor %}"
+    fast.save_pretrained(folder)
 
 
 def spec_of_model(folder: Path, aux_layer_ids: tuple[int, ...], dtype: str = "float32") -> TargetSpec:

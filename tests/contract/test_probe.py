@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from eyas.engines.base import Witness
-from eyas.engines.probe import ProbeError, outside_envelope, probe, probe_again, probe_samples
+from eyas.engines.probe import (
+    ProbeError,
+    outside_envelope,
+    probe,
+    probe_again,
+    probe_samples,
+    row_norms,
+)
 from eyas.engines.transformers import TransformersEngine
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
@@ -170,7 +177,7 @@ def test_the_envelope_knows_the_probes_magnitude(
     probed = run_probe(honest, spec, teacher)
     (states,) = honest.capture(mixed_samples([70], seed=3))
     assert isinstance(states, HiddenStates)
-    envelope = probed.envelope[:-1]
-    assert outside_envelope(states.aux, envelope) is None
-    assert outside_envelope(states.aux * torch.tensor([1, 1, 200])[:, None], envelope) == 2
-    assert outside_envelope(states.aux * torch.tensor([1, 0.001, 1])[:, None], envelope) == 1
+    envelope, norms = probed.envelope[:-1], row_norms(states.aux)
+    assert outside_envelope(norms, envelope) is None
+    assert outside_envelope(norms * torch.tensor([1, 1, 200]), envelope) == 2
+    assert outside_envelope(norms * torch.tensor([1, 0.001, 1]), envelope) == 1
