@@ -50,7 +50,7 @@ def make_model(folder: Path, model_type: str = "llama", **settings: Any) -> Path
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Add a tokenizer of one word an id and a chat template, so that a stage takes the folder for a target."""
+    """Add a tokenizer of one word an id and a chat template, which a stage asks of a target."""
     vocab = {f"w{i}": i for i in range(VOCAB_SIZE)}
     fast = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token="w0")), bos_token="w1", eos_token="w2"

@@ -1,5 +1,6 @@
 """Hooks over a model runner that behaves as vLLM's does: flattened batches, chunks, warm-up, padding."""
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,7 +128,7 @@ def test_chunks_and_mixed_batches_give_each_request_its_own_rows(tmp_path: Path,
     runner.step({"b": (0, 3), "a": (4, 2)})
     runner.step({"a": (6, 1), "b": (3, 1)})  # b generates, a ends its prompt
     for name, ids in (("a", a), ("b", b)):
-        found = take_states(tmp_path / f"file-{name}", 1)
+        found = take_states(tmp_path / f"file-{name}", 1, threading.Event())
         torch.testing.assert_close(found.states, expected(ids, residual))
         assert found.token_ids.tolist() == ids
 
@@ -141,7 +142,7 @@ def test_warm_up_padding_and_dummy_batches_never_reach_the_data(tmp_path: Path) 
     runner._dummy_run(32)
     runner.step({})
     runner.step({"a": (2, 2)})
-    found = take_states(tmp_path / "file-a", 1).states
+    found = take_states(tmp_path / "file-a", 1, threading.Event()).states
     torch.testing.assert_close(found, expected(ids, True))
     assert found.max() < POISON
 
@@ -153,7 +154,9 @@ def test_a_preempted_request_is_captured_from_its_start_again(tmp_path: Path) ->
     runner.step({"a": (0, 3)})
     runner.step({"a": (0, 2)})  # its cache was taken away
     runner.step({"a": (2, 2)})
-    torch.testing.assert_close(take_states(tmp_path / "file-a", 1).states, expected(ids, True))
+    torch.testing.assert_close(
+        take_states(tmp_path / "file-a", 1, threading.Event()).states, expected(ids, True)
+    )
 
 
 def test_rows_computed_from_other_tokens_are_refused(tmp_path: Path) -> None:
@@ -162,7 +165,7 @@ def test_rows_computed_from_other_tokens_are_refused(tmp_path: Path) -> None:
     runner.mix_up = True
     runner.step({"a": (0, 3)})
     with pytest.raises(ContractError, match="computed from other tokens than the request's"):
-        take_states(tmp_path / "file-a", 1)
+        take_states(tmp_path / "file-a", 1, threading.Event())
 
 
 def test_rows_that_were_never_computed_are_refused(tmp_path: Path) -> None:
@@ -170,7 +173,7 @@ def test_rows_that_were_never_computed_are_refused(tmp_path: Path) -> None:
     runner.add("a", [1, 2, 3])
     runner.step({"a": (2, 1)})  # the first two came from a prefix cache
     with pytest.raises(ContractError, match="2 of 3 rows were never computed"):
-        take_states(tmp_path / "file-a", 1)
+        take_states(tmp_path / "file-a", 1, threading.Event())
 
 
 def test_a_model_whose_layers_hooks_cannot_see_is_refused(tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ def test_a_model_whose_layers_hooks_cannot_see_is_refused(tmp_path: Path) -> Non
     runner.model.model.layers[1]._forward_hooks.clear()  # what compiling the model amounts to
     runner.step({"a": (0, 3)})
     with pytest.raises(ContractError, match="hooks saw nothing at layer 2: is the model compiled"):
-        take_states(tmp_path / "file-a", 1)
+        take_states(tmp_path / "file-a", 1, threading.Event())
 
 
 def test_an_aborted_request_leaves_nothing(tmp_path: Path) -> None:

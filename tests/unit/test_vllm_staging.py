@@ -1,5 +1,6 @@
 """What a worker hands over is whole and verified, or it is an error with the worker's reason."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from eyas.engines.vllm.staging import (
 )
 from eyas.errors import ContractError
 
+GO_ON = threading.Event()
+
 
 def staged(dtype: torch.dtype = torch.bfloat16) -> StagedStates:
     return StagedStates(torch.randn(7, 3, 8).to(dtype), torch.arange(7), (2, 4, 6))
@@ -26,7 +29,7 @@ def staged(dtype: torch.dtype = torch.bfloat16) -> StagedStates:
 def test_states_come_back_bit_for_bit_and_their_file_is_gone(tmp_path: Path, dtype: torch.dtype) -> None:
     written = staged(dtype)
     write_states(tmp_path / "a", written)
-    found = take_states(tmp_path / "a", 1)
+    found = take_states(tmp_path / "a", 1, GO_ON)
     assert torch.equal(found.states, written.states)
     assert found.states.dtype == dtype
     assert torch.equal(found.token_ids, written.token_ids)
@@ -48,7 +51,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
     data[place] ^= 1
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(ContractError, match="damaged"):
-        take_states(tmp_path / "a", 1)
+        take_states(tmp_path / "a", 1, GO_ON)
 
 
 def test_a_truncated_file_is_found(tmp_path: Path) -> None:
@@ -56,18 +59,25 @@ def test_a_truncated_file_is_found(tmp_path: Path) -> None:
     data = (tmp_path / "a").read_bytes()
     (tmp_path / "a").write_bytes(data[:-5])
     with pytest.raises(ContractError, match="damaged"):
-        take_states(tmp_path / "a", 1)
+        take_states(tmp_path / "a", 1, GO_ON)
 
 
 def test_a_failed_write_arrives_as_its_reason(tmp_path: Path) -> None:
     write_error(tmp_path / "a", "OSError: No space left on device")
     with pytest.raises(ContractError, match="No space left on device"):
-        take_states(tmp_path / "a", 10)
+        take_states(tmp_path / "a", 10, GO_ON)
 
 
 def test_a_file_that_never_comes_is_an_error_in_time(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="wrote no a within"):
-        take_states(tmp_path / "a", 0.05)
+        take_states(tmp_path / "a", 0.05, GO_ON)
+
+
+def test_waiting_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(ContractError, match="nobody waits for a any more"):
+        take_states(tmp_path / "a", 100, stop)
 
 
 def test_checksums_tell_layers_apart(tmp_path: Path) -> None:
@@ -77,4 +87,4 @@ def test_checksums_tell_layers_apart(tmp_path: Path) -> None:
     one, two = layer_digests(states), layer_digests(other)
     assert [a == b for a, b in zip(one, two, strict=True)] == [True, False, True]
     write_digests(tmp_path / "a", 3, one)
-    assert take_digests(tmp_path / "a", 3, 1) == one
+    assert take_digests(tmp_path / "a", 3, 1, GO_ON) == one
