@@ -196,16 +196,16 @@ def envelope_of(states: Iterable[torch.Tensor]) -> torch.Tensor:
     The first row is left out where there are others: the first token often carries activations
     hundreds of times larger than all later ones.
     """
-    medians = [row_norms(s[1:] if len(s) > 1 else s).median(0).values for s in states]
+    medians = [row_norms(s)[min(1, len(s) - 1) :].median(0).values for s in states]
     stacked = torch.stack(medians[1:] or medians)
     return torch.stack([stacked.amin(0), stacked.amax(0)], dim=1)
 
 
-def outside_envelope(states: torch.Tensor, envelope: torch.Tensor) -> int | None:
-    """Return the first layer of [T, L, D] whose magnitude the probe never came near, or None."""
-    if len(states) < 2:
+def outside_envelope(norms: torch.Tensor, envelope: torch.Tensor) -> int | None:
+    """Return the first layer whose row norms [T, L] are of a magnitude the probe never saw, or None."""
+    if len(norms) < 2:
         return None
-    median = row_norms(states[1:]).median(0).values
+    median = norms[1:].median(0).values
     bad = (median * ENVELOPE_FACTOR < envelope[:, 0]) | (median > envelope[:, 1] * ENVELOPE_FACTOR)
     return int(bad.nonzero()[0]) if bad.any() else None
 

@@ -95,7 +95,9 @@ def _capture(context: RunContext, works: list[_Work]) -> int:
 
 def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
     spec = context.spec
-    say("extract: probing the engine")
+    started = time.monotonic()
+    engine.witness([])  # some engines start when they are first asked
+    say(f"extract: {context.config.extract.engine} started in {time.monotonic() - started:.0f} s; probing it")
     reference = None
     size = sum(p.stat().st_size for p in context.target_folder.glob("*.safetensors"))
     if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:

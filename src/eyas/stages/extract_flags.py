@@ -15,7 +15,7 @@ CONVENTIONS = ("eyas", "output-of")
 
 
 def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the settings that ``flags`` (by parameter, None if not given) and further ``words`` stand for.
+    """Return the settings that ``flags`` (None where not given) and further ``words`` stand for.
 
     Numbers among the words belong to ``--layer-ids``: ``--layer-ids 2 16 29`` is what people type.
     """

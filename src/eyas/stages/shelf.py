@@ -1,6 +1,7 @@
 """Between an engine and a store: states are checked as they come and whole shards written behind its back."""
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from eyas.engines.probe import row_norms
 from eyas.errors import ContractError, EyasError
 from eyas.stages.statistics import LayerSums, record_sums
 from eyas.store.shards import ShardWriter
@@ -17,7 +19,7 @@ from eyas.types import Failure, HiddenStates, TokenizedSample
 Checked = tuple[LayerSums, LayerSums]  # aux, last
 Check = Callable[[HiddenStates, TokenizedSample], Checked]
 
-_NUM_CHECKERS = 4
+_NUM_CHECKERS = min(8, os.cpu_count() or 1)
 _NUM_WRITERS = 3
 
 
@@ -128,13 +130,14 @@ def check_states(
 ) -> Checked:
     """Refuse states that cannot be this sample's, and return their figures.
 
-    ``outside`` names the first layer of a magnitude that the probe never saw.
+    ``outside`` names, given row norms, the first layer of a magnitude that the probe never saw.
     Raises: ContractError for other tokens than those sent, values that are not finite, a layer that is
     all zero or far from the probe's magnitude.
     """
     if not (states.sample.input_ids == sample.input_ids).all():
         raise ContractError(f"sample {sample.sample_id}: the engine echoed other token ids than it was sent")
-    sums = LayerSums.of(states.aux), LayerSums.of(states.last[:, None])
+    norms, last = row_norms(states.aux), states.last[:, None]
+    sums = LayerSums.of(states.aux, norms), LayerSums.of(last, row_norms(last))
     for name, part in zip(("aux", "last"), sums, strict=True):
         if not (part.low.isfinite() & part.high.isfinite()).all():
             raise ContractError(f"sample {sample.sample_id}: {name} states are not finite")
@@ -143,7 +146,7 @@ def check_states(
             raise ContractError(
                 f"sample {sample.sample_id}: {name} layer number {int(empty.nonzero()[0])} is all zero"
             )
-    layer = outside(states.aux)
+    layer = outside(norms)
     if layer is not None:
         raise ContractError(
             f"sample {sample.sample_id}: aux layer number {layer} has another magnitude than any probe sample"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from eyas.engines.probe import row_norms
 from eyas.files import flush_to_disk
 
 _FILE = "statistics.jsonl"
@@ -25,13 +24,14 @@ class LayerSums:
     count: int
 
     @classmethod
-    def of(cls, states_TLD: torch.Tensor) -> "LayerSums":
+    def of(cls, states_TLD: torch.Tensor, norms_TL: torch.Tensor) -> "LayerSums":
         """NaN anywhere in a layer shows in ``low`` and ``high``, an infinity in one of them."""
-        num_tokens, _, width = states_TLD.shape
-        low, high = states_TLD.amin((0, 2)), states_TLD.amax((0, 2))
-        total = states_TLD.sum((0, 2), dtype=torch.float32)
-        squares = row_norms(states_TLD).square().sum(0, dtype=torch.float64)
-        return cls(low.double(), high.double(), total.double(), squares, num_tokens * width)
+        num_tokens, num_layers, width = states_TLD.shape
+        # Layer by layer and row by row: torch reduces over such strides several times faster.
+        extremes = [states_TLD[:, i].aminmax() for i in range(num_layers)]
+        low, high = (torch.stack([e[side] for e in extremes]).double() for side in (0, 1))
+        total = states_TLD.sum(-1, dtype=torch.float32).sum(0, dtype=torch.float64)
+        return cls(low, high, total, norms_TL.double().square().sum(0), num_tokens * width)
 
     def __add__(self, other: "LayerSums") -> "LayerSums":
         return LayerSums(

@@ -75,8 +75,8 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         cache = self._kv_cache
         assert cache is not None
         blocks = torch.tensor(pending.block_ids, dtype=torch.long)[:, None]
-        slots = (blocks * self._block_size + torch.arange(self._block_size)).flatten()
         num_tokens = len(pending.token_ids)
+        slots = (blocks * self._block_size + torch.arange(self._block_size)).flatten()[:num_tokens]
         if not cache.is_cuda:
             states = stock.extract_from_kv_cache(cache, slots, num_tokens).contiguous()
             self._executor.submit(self._write, path, states, pending.token_ids, lambda: None)
@@ -84,7 +84,9 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         stream = self._get_copy_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            on_device = stock.extract_from_kv_cache(cache, slots.to(cache.device), num_tokens)
+            # Pinned, or the copy would wait for the forward pass that was just launched.
+            on_device_slots = slots.pin_memory().to(cache.device, non_blocking=True)
+            on_device = stock.extract_from_kv_cache(cache, on_device_slots, num_tokens)
             states = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
             states.copy_(on_device, non_blocking=True)
         event = torch.cuda.Event()

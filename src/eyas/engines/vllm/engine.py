@@ -1,5 +1,7 @@
 """vLLM as an engine of eyas."""
 
+import contextlib
+import threading
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -155,6 +157,7 @@ class VllmEngine:
         open_requests: dict[str, TokenizedSample] = {}
         reading: set[Future[_Read]] = set()
         tokens_in_flight = 0
+        stop = threading.Event()
         with ThreadPoolExecutor(_NUM_READERS, "eyas-read") as pool:
             try:
                 while waiting or open_requests or reading:
@@ -168,7 +171,7 @@ class VllmEngine:
                         for output in session.step():
                             if output.finished:
                                 sample = open_requests.pop(output.request_id)
-                                reading.add(pool.submit(self._read, session, sample, output, witness))
+                                reading.add(pool.submit(self._read, session, sample, output, witness, stop))
                     elif reading:
                         if self.in_process:  # files are written on a later step of the engine
                             session.step()
@@ -179,8 +182,11 @@ class VllmEngine:
                         tokens_in_flight -= len(read.sample)
                         yield read.item
             finally:
+                # Interrupted: the engine may be dead, and files that readers wait for may never come.
+                stop.set()
                 if open_requests and self._session is session:
-                    session.engine.abort_request(list(open_requests))
+                    with contextlib.suppress(Exception):
+                        session.engine.abort_request(list(open_requests))
 
     def _submit(self, session: Session, sample: TokenizedSample, witness: bool) -> str:
         from vllm import SamplingParams
@@ -201,21 +207,23 @@ class VllmEngine:
         session.engine.add_request(request_id, {"prompt_token_ids": sample.input_ids.tolist()}, params)
         return request_id
 
-    def _read(self, session: Session, sample: TokenizedSample, output: Any, witness: bool) -> _Read:
+    def _read(
+        self, session: Session, sample: TokenizedSample, output: Any, witness: bool, stop: threading.Event
+    ) -> _Read:
         """Fetch and verify what the workers wrote for one request; runs in a thread."""
         try:
-            return _Read(sample, self._verified(session, sample, output, witness))
+            return _Read(sample, self._verified(session, sample, output, witness, stop))
         except (ContractError, OSError) as error:
             return _Read(sample, Failure(sample.sample_id, str(error)))
 
     def _verified(
-        self, session: Session, sample: TokenizedSample, output: Any, witness: bool
+        self, session: Session, sample: TokenizedSample, output: Any, witness: bool, stop: threading.Event
     ) -> Witness | HiddenStates:
         answer = output.outputs[0]
         if answer.finish_reason != "length":
             raise ContractError(f"vLLM ended the request with {answer.finish_reason!r}")
         path = self._path(session, output)
-        staged = take_states(path, _FILE_TIMEOUT_S)
+        staged = take_states(path, _FILE_TIMEOUT_S, stop)
         layer_ids = session.plan.layer_ids
         if staged.layer_ids != layer_ids:
             raise ContractError(f"the worker captured layers {staged.layer_ids}, asked for {layer_ids}")
@@ -233,7 +241,7 @@ class VllmEngine:
         states = HiddenStates.select(sample, aux, staged.states[:, -1])
         if not witness:
             return states
-        digests = tuple(take_digests(path, rank, _FILE_TIMEOUT_S) for rank in range(session.num_ranks))
+        digests = tuple(take_digests(path, r, _FILE_TIMEOUT_S, stop) for r in range(session.num_ranks))
         token = answer.token_ids[0]
         return Witness(states, token, answer.logprobs[0][token].logprob, digests)
 

@@ -1,9 +1,12 @@
 """Starts and stops vLLM, and speaks of its failures in one line."""
 
 import contextlib
+import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,10 +57,15 @@ class Session:
         self.plan = plan
         self.num_ranks = plan.settings.tensor_parallel_size
         self.staging = make_staging(plan.settings.staging_dir, plan.settings.staging_bytes)
+        self._closing = threading.Event()
+        before = set(multiprocessing.active_children())
         try:
             with _environment(plan):
                 self.llm = _start(plan, self.staging)
                 self.engine: Any = self.llm.llm_engine
+            processes = set(multiprocessing.active_children()) - before
+            if processes:
+                threading.Thread(target=self._watch, args=(processes,), daemon=True).start()
             self._check_model()
             if plan.way == "worker":
                 arguments = (plan.spec.num_layers, list(plan.layer_ids), str(self.staging))
@@ -76,7 +84,17 @@ class Session:
                 hint="complete shards are kept: run the same command again; its log is above",
             ) from error
 
+    def _watch(self, processes: set[Any]) -> None:
+        """Wake a waiting ``step`` when an engine process dies: vLLM notes it and waits on for ever."""
+        core = self.engine.engine_core
+        while not self._closing.is_set():
+            if multiprocessing.connection.wait([p.sentinel for p in processes], timeout=0.5):
+                if not self._closing.is_set():
+                    core.outputs_queue.put_nowait(RuntimeError("an engine process has ended"))
+                return
+
     def close(self) -> None:
+        self._closing.set()
         llm = getattr(self, "llm", None)
         if llm is not None:
             core = llm.llm_engine.engine_core

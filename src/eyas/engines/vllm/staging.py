@@ -4,6 +4,7 @@ The layout is safetensors', written by hand so that no byte is copied on the way
 """
 
 import json
+import threading
 import time
 import zlib
 from dataclasses import dataclass
@@ -59,7 +60,10 @@ def write_states(path: Path, staged: StagedStates) -> None:
 def write_error(path: Path, reason: str) -> None:
     """Leave word for the reader of ``path`` that it will not come, and why."""
     beside = path.with_name(path.name + ".error.tmp")
-    beside.write_text(reason, encoding="utf-8")
+    try:
+        beside.write_text(reason, encoding="utf-8")
+    except OSError:  # a full disk still takes an empty file
+        beside.touch()
     beside.replace(_error_path(path))
 
 
@@ -70,12 +74,13 @@ def write_digests(path: Path, rank: int, digests: tuple[int, ...]) -> None:
     beside.replace(_digest_path(path, rank))
 
 
-def take_states(path: Path, timeout_s: float) -> StagedStates:
+def take_states(path: Path, timeout_s: float, stop: threading.Event) -> StagedStates:
     """Wait for a file of states, verify it and remove it; the tensor stays mapped until it is dropped.
 
-    Raises: ContractError with the worker's own reason, for a file that does not come, or a damaged one.
+    Raises: ContractError with the worker's own reason, for a file that does not come or a damaged one,
+    or when ``stop`` is set.
     """
-    _await(path, timeout_s, _error_path(path))
+    _await(path, timeout_s, stop, _error_path(path))
     try:
         with safe_open(path, framework="pt") as f:
             states, token_ids = f.get_tensor("states"), f.get_tensor("token_ids")
@@ -89,22 +94,24 @@ def take_states(path: Path, timeout_s: float) -> StagedStates:
     return StagedStates(states, token_ids, layer_ids)
 
 
-def take_digests(path: Path, rank: int, timeout_s: float) -> tuple[int, ...]:
-    """Wait for the checksums of one rank and remove them. Raises: ContractError."""
+def take_digests(path: Path, rank: int, timeout_s: float, stop: threading.Event) -> tuple[int, ...]:
+    """Wait for the checksums of one rank and remove them. Raises: as ``take_states``."""
     digests = _digest_path(path, rank)
-    _await(digests, timeout_s, _error_path(path))
+    _await(digests, timeout_s, stop, _error_path(path))
     value = tuple(int(d) for d in json.loads(digests.read_text(encoding="utf-8")))
     digests.unlink()
     return value
 
 
-def _await(path: Path, timeout_s: float, error: Path) -> None:
+def _await(path: Path, timeout_s: float, stop: threading.Event, error: Path) -> None:
     deadline = time.monotonic() + timeout_s
     while not path.exists():
         if error.exists():
             reason = error.read_text(encoding="utf-8")
             error.unlink()
-            raise ContractError(f"the worker could not hand over the states: {reason}")
+            raise ContractError(f"the worker could not hand over the states: {reason or 'disk full?'}")
+        if stop.is_set():
+            raise ContractError(f"nobody waits for {path.name} any more")
         if time.monotonic() > deadline:
             raise ContractError(f"the worker wrote no {path.name} within {timeout_s:.0f} s")
         time.sleep(0.001)

@@ -1,0 +1,68 @@
+"""The real vLLM with its workers in processes of their own, two tensor-parallel ranks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from vllm_cases import (
+    NUM_LAYERS,
+    make_model,
+    mixed_samples,
+    reference_states,
+    spec_of_model,
+    states_by_id,
+    worst_difference,
+)
+
+pytest.importorskip("vllm", reason="vllm is not installed")
+
+from eyas.config.schema import VllmSettings
+from eyas.engines.base import Witness
+from eyas.engines.vllm.engine import VllmEngine
+from eyas.engines.vllm.rpc import call_all_ranks, call_one_rank
+from eyas.engines.vllm.staging import layer_digests
+from eyas.errors import EyasError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LENGTHS = [1, 2, 33, 64, 65, 200, 255]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module", params=["native", "worker"])
+def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[VllmEngine]:
+    spec = spec_of_model(folder, tuple(range(NUM_LAYERS)))
+    settings = VllmSettings(capture=request.param, tensor_parallel_size=2)
+    made = VllmEngine(folder, spec, settings=settings, batch_tokens=64, batch_size=4)
+    yield made
+    made.close()
+
+
+def test_states_of_two_ranks_equal_transformers(engine: VllmEngine, folder: Path) -> None:
+    samples = mixed_samples(LENGTHS)
+    found = states_by_id(engine.capture(samples))
+    assert worst_difference(found, reference_states(folder, engine.spec, samples)) < 1e-5
+
+
+def test_both_ranks_checksum_the_same_states(engine: VllmEngine) -> None:
+    for witness in engine.witness(mixed_samples([3, 40, 90])):
+        assert isinstance(witness, Witness)
+        own = layer_digests(torch.cat([witness.states.aux, witness.states.last[:, None]], dim=1))
+        assert witness.rank_digests == (own, own)
+
+
+def test_all_ranks_and_one_rank_answer_as_their_types_say(engine: VllmEngine) -> None:
+    session = engine._capturing()
+    descriptions = call_all_ranks(session.llm, 2, dict, "describe")
+    assert [d["num_layers"] for d in descriptions] == [NUM_LAYERS, NUM_LAYERS]
+    assert call_one_rank(session.llm, 2, dict, 1, "describe") == descriptions[1]
+    with pytest.raises(EyasError, match="no_such failed on rank 0: AttributeError"):
+        call_all_ranks(session.llm, 2, dict, "no_such")
+    with pytest.raises(EyasError, match="no_such failed on rank 1: AttributeError"):
+        call_one_rank(session.llm, 2, dict, 1, "no_such")

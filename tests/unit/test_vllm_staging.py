@@ -1,0 +1,90 @@
+"""What a worker hands over is whole and verified, or it is an error with the worker's reason."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from eyas.engines.vllm.staging import (
+    StagedStates,
+    layer_digests,
+    take_digests,
+    take_states,
+    write_digests,
+    write_error,
+    write_states,
+)
+from eyas.errors import ContractError
+
+GO_ON = threading.Event()
+
+
+def staged(dtype: torch.dtype = torch.bfloat16) -> StagedStates:
+    return StagedStates(torch.randn(7, 3, 8).to(dtype), torch.arange(7), (2, 4, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_states_come_back_bit_for_bit_and_their_file_is_gone(tmp_path: Path, dtype: torch.dtype) -> None:
+    written = staged(dtype)
+    write_states(tmp_path / "a", written)
+    found = take_states(tmp_path / "a", 1, GO_ON)
+    assert torch.equal(found.states, written.states)
+    assert found.states.dtype == dtype
+    assert torch.equal(found.token_ids, written.token_ids)
+    assert found.layer_ids == (2, 4, 6)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_safetensors_reader_reads_a_staged_file(tmp_path: Path) -> None:
+    written = staged()
+    write_states(tmp_path / "a", written)
+    with safe_open(tmp_path / "a", framework="pt") as f:
+        assert torch.equal(f.get_tensor("states"), written.states)
+
+
+@pytest.mark.parametrize("place", [-1, -40, 600])
+def test_a_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
+    write_states(tmp_path / "a", StagedStates(torch.randn(40, 3, 8), torch.arange(40), (1, 2, 3)))
+    data = bytearray((tmp_path / "a").read_bytes())
+    data[place] ^= 1
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(ContractError, match="damaged"):
+        take_states(tmp_path / "a", 1, GO_ON)
+
+
+def test_a_truncated_file_is_found(tmp_path: Path) -> None:
+    write_states(tmp_path / "a", staged())
+    data = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(data[:-5])
+    with pytest.raises(ContractError, match="damaged"):
+        take_states(tmp_path / "a", 1, GO_ON)
+
+
+def test_a_failed_write_arrives_as_its_reason(tmp_path: Path) -> None:
+    write_error(tmp_path / "a", "OSError: No space left on device")
+    with pytest.raises(ContractError, match="No space left on device"):
+        take_states(tmp_path / "a", 10, GO_ON)
+
+
+def test_a_file_that_never_comes_is_an_error_in_time(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="wrote no a within"):
+        take_states(tmp_path / "a", 0.05, GO_ON)
+
+
+def test_waiting_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(ContractError, match="nobody waits for a any more"):
+        take_states(tmp_path / "a", 100, stop)
+
+
+def test_checksums_tell_layers_apart(tmp_path: Path) -> None:
+    states = torch.randn(5, 3, 8)
+    other = states.clone()
+    other[4, 1, 7] += 1
+    one, two = layer_digests(states), layer_digests(other)
+    assert [a == b for a, b in zip(one, two, strict=True)] == [True, False, True]
+    write_digests(tmp_path / "a", 3, one)
+    assert take_digests(tmp_path / "a", 3, 1, GO_ON) == one
