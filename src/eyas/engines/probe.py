@@ -51,9 +51,9 @@ def probe_samples(samples: Sequence[TokenizedSample]) -> list[TokenizedSample]:
     longest = sorted(samples, key=len, reverse=True)
     for sample in longest[:: max(1, len(longest) // 50)]:
         distinct.setdefault(sample.input_ids[: PROBE_LENGTHS[-1]].tobytes(), sample.input_ids)
-    sources = list(distinct.values())
     made = []
     for number, length in enumerate(PROBE_LENGTHS):
+        sources = [ids for ids in distinct.values() if len(ids) >= length] or list(distinct.values())[:1]
         ids = sources[number % len(sources)][:length]
         made.append(TokenizedSample(f"probe-{number}", ids, np.ones(len(ids), dtype=bool), cut=True))
     return made

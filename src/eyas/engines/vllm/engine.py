@@ -93,7 +93,8 @@ class VllmEngine:
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens,
                 temperature=sampling.temperature,
-                seed=(sampling.seed << 32) + zlib.crc32(prompt.prompt_id.encode()),
+                # torch's generators on a CPU read 32 bits of their seed, so both have to be in them.
+                seed=zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode()),
                 stop_token_ids=list(self.spec.eos_token_ids),
                 detokenize=False,
             )
