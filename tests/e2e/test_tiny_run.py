@@ -229,7 +229,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_draft(
 def test_extraction_redoes_only_the_shard_that_was_lost(
     tmp_path: Path, tiny_target: Path, finished: tuple[Path, Screen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash in the third shard: the first two are kept, byte for byte and untouched."""
+    """A crash in the third shard: every other one that was written is kept, byte for byte and untouched."""
     from eyas.store.shards import ShardWriter
 
     run_file = write_run(tmp_path, tiny_target)
@@ -250,7 +250,10 @@ def test_extraction_redoes_only_the_shard_that_was_lost(
     monkeypatch.undo()
     store = tmp_path / "run" / "states" / "train"
     kept = {p: p.stat().st_mtime_ns for p in sorted(store.glob("shard-*"))}
-    assert len(kept) == 2
+    # Shards are written behind the engine, so one after the third may be whole already.
+    numbers = {int(p.stem.removeprefix("shard-")) for p in kept}
+    assert {0, 1} <= numbers
+    assert 2 not in numbers
     assert eyas("run", "-c", run_file).code == 0
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
     wanted = finished[0] / "run" / "states" / "train"
