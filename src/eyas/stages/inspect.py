@@ -1,7 +1,6 @@
 """inspect: what the data looks like before it is trained on, in the terminal and for the report."""
 
 from collections.abc import Iterator
-from html import escape
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -11,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from eyas.data.prepared import SPLITS, read_samples
-from eyas.data.summary import Summary, summarize
+from eyas.data.summary import summarize
 from eyas.errors import UserError
 from eyas.stages.context import RunContext
+from eyas.stages.html import html_table
 from eyas.stages.svg import bar_chart
 from eyas.types import TokenizedSample
 
@@ -55,7 +55,7 @@ def prepared_sections(context: RunContext) -> list[str]:
     drops = list(summary.manifest["drops"].items())[:8]
     return [
         "<h2>Data</h2>",
-        _html_table(summary),
+        html_table(summary.rows()),
         "<h3>Tokens a sample, up to</h3>",
         bar_chart([(name, float(n)) for name, n in summary.length_bars()], "{:,.0f}"),
         "<h3>Supervised share of a sample</h3>",
@@ -68,11 +68,6 @@ def prepared_sections(context: RunContext) -> list[str]:
             else []
         ),
     ]
-
-
-def _html_table(summary: Summary) -> str:
-    cells = "".join(f"<tr><td>{escape(a)}</td><td>{escape(b)}</td></tr>" for a, b in summary.rows())
-    return f"<table>{cells}</table>"
 
 
 def _chosen(folder: Path, number: int, num_samples: int, sample_id: str | None) -> Iterator[TokenizedSample]:

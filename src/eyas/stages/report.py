@@ -9,6 +9,7 @@ import eyas
 from eyas.config.explain import to_commented_yaml
 from eyas.files import atomic_file
 from eyas.stages.context import RunContext, facts_of
+from eyas.stages.html import html_table
 from eyas.stages.inspect import prepared_sections
 from eyas.stages.svg import line_chart
 
@@ -85,7 +86,7 @@ def write_report(context: RunContext) -> Path:
     steps = [row for row in history if not row.get("validation") and row.get("taken", True)]
     checks = [row for row in history if row.get("validation")]
     sections = [
-        _table(summary_rows(context)),
+        html_table(summary_rows(context)),
         "<h2>Loss</h2><p>KL to the target's distribution, summed over the unroll's weighted steps, "
         "per supervised row (nats).</p>",
         line_chart(
@@ -123,14 +124,9 @@ def write_report(context: RunContext) -> Path:
     return path
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
-    body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
-    return f"<table>{body}</table>"
-
-
 def _rates(report: dict[str, Any]) -> str:
     pairs = zip(report["acceptance_rates"], report["predicted_rates"], strict=True)
-    return _table(
+    return html_table(
         [(f"draft token {k}", f"{a:.1%} decoded, {p:.1%} predicted") for k, (a, p) in enumerate(pairs, 1)]
     )
 
