@@ -19,6 +19,8 @@ BASE = {
     "eyas.errors",
     "eyas.registry",
     "eyas.files",
+    "eyas.locks",
+    "eyas.tensors",
     "eyas.progress",
     "eyas.config.schema",
 }
@@ -53,6 +55,8 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas": set(),
     "eyas.errors": set(),
     "eyas.files": set(),
+    "eyas.locks": {"eyas.errors"},
+    "eyas.tensors": set(),
     "eyas.progress": set(),
     "eyas.config.schema": set(),
     "eyas.layer_ids": {"eyas.errors"},

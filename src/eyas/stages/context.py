@@ -13,9 +13,12 @@ from eyas import registry
 from eyas.config.explain import to_commented_yaml
 from eyas.config.load import LoadedConfig, flatten
 from eyas.config.schema import RunConfig
-from eyas.errors import EyasError, UserError
-from eyas.files import atomic_file, fingerprint, read_json, write_json
+from eyas.data.prepared import Split
+from eyas.errors import ContractError, EyasError, UserError
+from eyas.files import atomic_file, fingerprint, read_json, seal, unseal, write_json
 from eyas.progress import say
+from eyas.store.folder import Folder, folder_of
+from eyas.store.shards import ShardStore
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target, read_tokenizer
 from eyas.types import TargetSpec
@@ -63,6 +66,25 @@ class RunContext:
 
     def folder(self, stage: str) -> Path:
         return self.config.run_dir / FOLDERS[stage]
+
+    @property
+    def states_folder(self) -> Folder:
+        """Where the hidden states lie: in the run folder, or where extract.states_dir says."""
+        return folder_of(self.config.extract.states_dir or self.folder("extract"))
+
+    def store(self, split: Split) -> ShardStore:
+        """Open the finished states of a split.
+
+        Raises: ContractError when they are not those that extract recorded.
+        """
+        store = ShardStore(self.states_folder / split)
+        recorded = facts_of(self, "extract").get("stores", {}).get(split)
+        if recorded != store.fingerprint:
+            raise ContractError(
+                f"{store.folder} holds other states ({store.fingerprint}) than extract wrote ({recorded})",
+                hint="run the same eyas extract again",
+            )
+        return store
 
     @property
     def samples_folder(self) -> Path:
@@ -155,16 +177,17 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record: dict[str, Any] = read_json(path)
+        record = unseal(read_json(path))
         record["inputs"], record["done"]
-    except (ValueError, KeyError, TypeError):
-        raise EyasError(f"{path} is damaged", hint="redo the stage with --fresh") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise EyasError(f"{path} is damaged: {error}", hint="redo the stage with --fresh") from None
     return record
 
 
 def _write_record(folder: Path, stage: str, inputs: Any, **facts: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "stage.json", {"stage": stage, "eyas": eyas.__version__, "inputs": inputs, **facts})
+    value = {"stage": stage, "eyas": eyas.__version__, "inputs": inputs, **facts}
+    write_json(folder / "stage.json", seal(value))
 
 
 def _difference(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ def evaluate(context: RunContext) -> None:
         raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
     draft.to(context.device)
     target_ids = target_ids.to(context.device)
-    states = ShardStore(context.folder("extract") / "held_out")
+    states = context.store("held_out")
     indices = _choose(states, settings.num_prompts, settings.max_new_tokens, context.spec.eos_token_ids)
     engine = context.make_engine("transformers")
     plain: list[Decoded] = []

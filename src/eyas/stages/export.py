@@ -8,7 +8,6 @@ from eyas.files import atomic_folder, sha256_of_file
 from eyas.progress import say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.train import check_same_target
-from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
 from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint
 
@@ -34,7 +33,7 @@ def export(context: RunContext) -> None:
     load_weights(checkpoint, draft)
     with torch.no_grad():
         draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
-    states = ShardStore(context.folder("extract") / "held_out").read(0)
+    states = context.store("held_out").read(0)
     tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
     folder = context.folder("export")
     with atomic_folder(folder) as beside:

@@ -1,27 +1,29 @@
 """extract: the target's hidden states for every sample, into a store."""
 
+import dataclasses
 import functools
 import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from eyas.data.prepared import SPLITS, read_manifest, read_samples
-from eyas.engines.base import Engine
+from eyas.engines.base import Engine, Witness
 from eyas.engines.probe import Probed, outside_envelope, probe, probe_again, probe_samples
 from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.adopt import adopt
 from eyas.stages.context import RunContext, begin, finish, next_command
-from eyas.stages.shelf import Shelf, check_states
-from eyas.stages.statistics import read_table
-from eyas.store.manifest import StoreManifest, plan_shards
+from eyas.stages.last_check import NUM_CALIBRATING, LastCheck
+from eyas.stages.shelf import Check, Shelf, check_states
+from eyas.stages.statistics import table_of
+from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
-from eyas.targets.teacher import read_teacher
+from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.types import TokenizedSample
 
 # A target of at most this size is also loaded into transformers, to compare the engine with.
@@ -36,7 +38,7 @@ def extract(context: RunContext) -> None:
     inputs = {
         "samples": context.output_of(context.samples_stage),
         "target": context.spec.to_json() | {"model": None, "revision": None},
-        "extract": config.extract.model_dump(mode="json", include={"engine", "shard_bytes"}),
+        "extract": config.extract.model_dump(mode="json", include={"engine", "shard_bytes", "states_dtype"}),
     }
     manifest = read_manifest(context.samples_folder)
     for key in ("tokenizer_fingerprint", "template_fingerprint"):
@@ -48,13 +50,27 @@ def extract(context: RunContext) -> None:
             )
     samples = {split: list(read_samples(context.samples_folder, split)) for split in SPLITS}
     _check_samples([s for split in SPLITS for s in samples[split]], context)
-    stores = [context.folder("extract") / split for split in SPLITS]
-    if not begin(context, "extract", inputs, lambda: not any(missing_shards(s) for s in stores)):
-        return
-    works = [_Work(context, split, samples[split], manifest["fingerprint"]) for split in SPLITS]
-    works_to_do = [work for work in works if work.missing]
-    num_failures = _capture(context, works_to_do) if works_to_do else 0
-    _finish(context, works, num_failures)
+    # The run's own folder is locked already; states elsewhere may be wanted by another run.
+    elsewhere = config.extract.states_dir is not None
+    with context.states_folder.lock() if elsewhere else nullcontext():
+        if elsewhere and context.fresh:
+            for split in SPLITS:
+                (context.states_folder / split).clear()
+        if not begin(context, "extract", inputs, lambda: _is_whole(context)):
+            return
+        works = [_Work(context, split, samples[split], manifest["fingerprint"]) for split in SPLITS]
+        works_to_do = [work for work in works if work.missing]
+        if works_to_do:
+            _capture(context, works_to_do)
+        _finish(context, works)
+
+
+def _is_whole(context: RunContext) -> bool:
+    """Whether all shards are there and are those that were recorded."""
+    try:
+        return not any(missing_shards(context.store(split).folder) for split in SPLITS)
+    except ContractError:
+        return False
 
 
 class _Work:
@@ -64,36 +80,45 @@ class _Work:
         self, context: RunContext, split: str, samples: list[TokenizedSample], data_fingerprint: str
     ) -> None:
         self.split, self.samples = split, samples
-        self.folder = context.folder("extract") / split
-        self.bounds = plan_shards(
-            [len(s) for s in samples], context.spec.bytes_per_token, context.config.extract.shard_bytes
-        )
+        self.folder = context.states_folder / split
+        extract = context.config.extract
+        per_token = stored_bytes_per_token(context.spec, extract.states_dtype)
+        self.bounds = plan_shards([len(s) for s in samples], per_token, extract.shard_bytes)
         data = fingerprint([data_fingerprint, split])
-        self.writer = ShardWriter(self.folder, StoreManifest(context.spec, data, self.bounds))
+        self.writer = ShardWriter(
+            self.folder, StoreManifest(context.spec, data, self.bounds, extract.states_dtype)
+        )
         self.missing = self.writer.missing()
 
     def part(self, shard: int) -> list[TokenizedSample]:
         return self.samples[self.bounds[shard] : self.bounds[shard + 1]]
 
 
-def _capture(context: RunContext, works: list[_Work]) -> int:
-    """Return how many samples failed."""
+def _capture(context: RunContext, works: list[_Work]) -> None:
     config = context.config.extract
     engine: Engine = context.make_engine(
         config.engine, batch_tokens=config.batch_tokens, batch_size=config.batch_size
     )
     try:
-        probed = _probe(context, engine, [s for work in works for s in work.samples])
+        teacher = read_teacher(context.target_folder, context.spec)
+        samples = [s for work in works for s in work.samples]
+        probed = _probe(context, engine, teacher, samples)
+        check = functools.partial(
+            check_states,
+            outside=functools.partial(outside_envelope, envelope=probed.envelope[:-1]),
+            last_check=_last_check(context, engine, teacher, samples),
+        )
         num_failures = 0
         for work in works:
-            num_failures += _capture_split(engine, work, probed, config.max_failures - num_failures)
+            num_failures += _capture_split(engine, work, check, config.max_failures - num_failures)
         probe_again(engine, context.spec, probed)
     finally:
         engine.close()
-    return num_failures
 
 
-def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
+def _probe(
+    context: RunContext, engine: Engine, teacher: TeacherHead, samples: list[TokenizedSample]
+) -> Probed:
     spec = context.spec
     started = time.monotonic()
     engine.witness([])  # some engines start when they are first asked
@@ -103,8 +128,8 @@ def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) 
     if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
         reference = context.make_engine("transformers")
     try:
-        teacher = read_teacher(context.target_folder, spec).to("cpu", torch.float32)
-        logits = lambda last: teacher.logits(last.float())  # noqa: E731
+        exact = teacher.to("cpu", torch.float32)
+        logits = lambda last: exact.logits(last.float())  # noqa: E731
         probed = probe(engine, spec, probe_samples(samples), logits, reference)
     finally:
         if reference is not None:
@@ -116,10 +141,21 @@ def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) 
     return probed
 
 
-def _capture_split(engine: Engine, work: _Work, probed: Probed, max_failures: int) -> int:
+def _last_check(
+    context: RunContext, engine: Engine, teacher: TeacherHead, samples: list[TokenizedSample]
+) -> LastCheck:
+    """Measure on a few samples, each computed alone, how well their states predict their own tokens."""
+    longest = sorted(samples, key=lambda s: int(s.supervised.sum()), reverse=True)[:NUM_CALIBRATING]
+    alone = [dataclasses.replace(s, sample_id=f"probe-own-{i}") for i, s in enumerate(longest)]
+    known = [w.states for s in alone for w in engine.witness([s]) if isinstance(w, Witness)]
+    check = LastCheck.calibrated(context.spec, teacher, known)
+    if check.usual_misses is None:
+        say("  the target does not predict the data's answers well enough to tell states by their tokens")
+    return check
+
+
+def _capture_split(engine: Engine, work: _Work, check: Check, max_failures: int) -> int:
     """Capture the missing shards of one split; return how many samples failed."""
-    outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
-    check = functools.partial(check_states, outside=outside)
     shelf = Shelf(work.writer, {n: work.part(n) for n in work.missing}, check, max_failures)
     num_tokens = sum(len(s) for n in work.missing for s in work.part(n))
     # An engine that does not stream holds all it is given, so it is given one shard at a time.
@@ -143,15 +179,19 @@ def _samples_of(work: _Work, shards: list[int]) -> Iterator[TokenizedSample]:
     return itertools.chain.from_iterable(work.part(n) for n in shards)
 
 
-def _finish(context: RunContext, works: list[_Work], num_failures: int) -> None:
+def _finish(context: RunContext, works: list[_Work]) -> None:
     spec = context.spec
-    fingerprints = {work.split: ShardStore(work.folder).fingerprint for work in works}
-    size = sum(p.stat().st_size for p in Path(context.folder("extract")).rglob("*.safetensors"))
-    tables = {work.split: read_table(work.folder) for work in works}
+    stores = {work.split: ShardStore(work.folder) for work in works}
+    records = {split: list(store.records.values()) for split, store in stores.items()}
+    everything = [record for split in SPLITS for record in records[split]]
+    size = sum(record.num_bytes for record in everything)
+    tables = {split: table_of(r.figures for r in records[split]) for split in SPLITS}
     ids = (*spec.aux_layer_ids, spec.num_layers)
+    fingerprints = {split: store.fingerprint for split, store in stores.items()}
     facts: dict[str, Any] = {
+        "stores": fingerprints,
         "num_bytes": size,
-        "num_failures": num_failures,
+        "num_failures": sum(len(record.failures) for record in everything),
         "layers": {s: dict(zip(map(str, ids), t, strict=False)) for s, t in tables.items()},
     }
     finish(context, "extract", fingerprints, **facts)

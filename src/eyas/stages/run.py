@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 from eyas import registry
 from eyas.errors import UserError
+from eyas.files import remove_litter
 from eyas.layer_ids import to_sglang
+from eyas.locks import hold
 from eyas.progress import say
 from eyas.stages.context import RunContext
 from eyas.stages.evaluate import evaluate
@@ -38,19 +40,28 @@ def run(context: RunContext) -> None:
 
 
 def run_stage(context: RunContext, name: str) -> None:
-    """Run one stage; what it has begun to write when it finds the input wrong is taken back."""
+    """Run one stage as the run folder's only writer; what it has begun to write when it finds the input
+    wrong is taken back."""
     check_settings(context)
     run_dir, folder = context.config.run_dir, context.folder(name)
     new_run, new_stage = not run_dir.exists(), not folder.exists()
     try:
+        with hold(run_dir / ".lock", str(run_dir)):
+            remove_litter(run_dir)
+            _run_locked(context, name, new_run, new_stage)
+    finally:
+        if new_run and run_dir.is_dir() and not any(run_dir.iterdir()):
+            run_dir.rmdir()
+
+
+def _run_locked(context: RunContext, name: str, new_run: bool, new_stage: bool) -> None:
+    try:
         STAGE_FUNCTIONS[name](context)
     except UserError:
         if new_stage:
-            shutil.rmtree(folder, ignore_errors=True)
-        if new_run and run_dir.is_dir():
-            (run_dir / "run.yaml").unlink(missing_ok=True)
-            if not any(run_dir.iterdir()):
-                run_dir.rmdir()
+            shutil.rmtree(context.folder(name), ignore_errors=True)
+        if new_run:
+            (context.config.run_dir / "run.yaml").unlink(missing_ok=True)
         raise
 
 

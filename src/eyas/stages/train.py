@@ -2,7 +2,7 @@
 
 import torch
 
-from eyas.data.prepared import read_samples
+from eyas.data.prepared import SPLITS, read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
 from eyas.draft.base import DraftConfig, draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
@@ -10,7 +10,6 @@ from eyas.errors import UserError
 from eyas.progress import say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.store.manifest import StoreManifest
-from eyas.store.shards import ShardStore
 from eyas.targets.families import family_of
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.targets.weights import read_layer
@@ -29,10 +28,10 @@ def train(context: RunContext) -> None:
         "num_draft_tokens": config.evaluate.num_draft_tokens,
         "seed": config.seed,
     }
-    check_same_target(StoreManifest.read(context.folder("extract") / "train").spec, context.spec)
+    check_same_target(StoreManifest.read(context.states_folder / "train").spec, context.spec)
     if not begin(context, "train", inputs):
         return
-    stores = {split: ShardStore(context.folder("extract") / split) for split in ("train", "held_out")}
+    stores = {split: context.store(split) for split in SPLITS}
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
     always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
     vocab = build_vocab_map(counts, config.draft.vocab_size, always)
