@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from eyas.engines.base import Prompt, Sampling
 from eyas.engines.transformers import TransformersEngine
-from eyas.types import Failure, HiddenStates, TokenizedSample
+from eyas.types import Completion, Failure, HiddenStates, TokenizedSample
 
 
 class Bad(TransformersEngine):
@@ -196,3 +197,20 @@ class WithAnotherRope(TransformersEngine):
         super().__init__(*arguments, **settings)
         rotary = self.model.get_decoder().rotary_emb
         rotary.inv_freq = rotary.inv_freq * 0.5
+
+
+class Crashing(TransformersEngine):
+    """Dies in the middle of its work, as a worker that ran out of memory does."""
+
+    def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
+        for number, item in enumerate(super().capture(samples)):
+            own = isinstance(item, HiddenStates) and re.match(r"c\d+", item.sample.sample_id)
+            if own and number == 3:
+                raise RuntimeError("CUDA error: out of memory")
+            yield item
+
+    def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
+        for number, item in enumerate(super().generate(prompts, sampling)):
+            if number == 5:
+                raise RuntimeError("CUDA error: out of memory")
+            yield item

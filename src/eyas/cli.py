@@ -1,5 +1,6 @@
 """The command line: verbs become stages, errors become two lines. Imports nothing heavy before it must."""
 
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -145,6 +146,7 @@ def _show_config(path: Path | None, keys: bool, settings: tuple[str, ...]) -> No
 
 def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         function(*arguments)
     except EyasError as error:
@@ -154,9 +156,9 @@ def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
         if error.hint:
             click.echo(f"hint: {error.hint}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         click.echo("interrupted; the same command goes on from here", err=True)
-        sys.exit(130)
+        sys.exit(128 + (signal.SIGTERM if error.args else signal.SIGINT))
     except OSError as error:
         if debug:
             traceback.print_exc()
@@ -170,6 +172,13 @@ def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
         click.echo(f"error: {type(error).__name__}{said}", err=True)
         click.echo("hint: this should not happen; please report what the command says with --debug", err=True)
         sys.exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    """End a terminated command as an interrupted one: engines are closed and half-written files removed."""
+    raise KeyboardInterrupt("terminated")
 
 
 def main() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError
 from eyas.files import read_json, write_json
 from eyas.layer_ids import to_sglang
+from eyas.tensors import write_tensors
 from eyas.types import TargetSpec, VocabMap
 
 
@@ -33,7 +34,7 @@ class VllmExporter:
             in_draft = torch.zeros(spec.vocab_size, dtype=torch.bool)
             in_draft[ids] = True
             tensors["t2d"] = in_draft
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
         write_json(folder / "config.json", _engine_config(draft.config, spec, vocab))
 
     @torch.no_grad()

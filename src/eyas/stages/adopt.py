@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from eyas.data.identity import below_share
-from eyas.data.prepared import SPLITS, PreparedWriter, read_conversations, read_manifest, read_samples
+from eyas.data.prepared import (
+    SPLITS,
+    PreparedWriter,
+    is_whole,
+    read_conversations,
+    read_manifest,
+    read_samples,
+)
 from eyas.data.sources import Drop
 from eyas.errors import ContractError, UserError
 from eyas.files import sha256_of_file
@@ -32,7 +39,8 @@ def adopt(context: RunContext, source: Path) -> None:
     data = context.config.data
     identity = read_manifest(source)["fingerprint"] if source.is_dir() else sha256_of_file(source)
     inputs = {"adopted": identity, "max_length": data.max_length, "held_out_share": data.held_out_share}
-    if not begin(context, "prepare", inputs | {"seed": context.config.seed}):
+    whole = lambda: is_whole(context.folder("prepare"))  # noqa: E731
+    if not begin(context, "prepare", inputs | {"seed": context.config.seed}, whole):
         return
     writer = PreparedWriter(context.folder("prepare"), context.spec.vocab_size)
     facts = _copy_folder(writer, source) if source.is_dir() else _read_jsonl(writer, source, context)

@@ -14,6 +14,7 @@ from eyas.export.vllm import load_export
 from eyas.files import fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
+from eyas.stages.export import is_whole
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
 from eyas.train.metrics import Acceptance
@@ -30,6 +31,11 @@ def evaluate(context: RunContext) -> None:
     }
     if not begin(context, "evaluate", inputs):
         return
+    if not is_whole(context):
+        raise ContractError(
+            f"{context.folder('export')} is not what was exported and verified",
+            hint="run the same eyas export again; it writes the folder anew",
+        )
     teacher = read_teacher(context.target_folder, context.spec).to(context.device, torch.float32)
     draft, target_ids, config = load_export(context.folder("export"), teacher.embedding)
     if config["eyas"]["target_fingerprint"] != context.spec.fingerprint:

@@ -29,7 +29,7 @@ def train(context: RunContext) -> None:
         "seed": config.seed,
     }
     check_same_target(StoreManifest.read(context.states_folder / "train").spec, context.spec)
-    if not begin(context, "train", inputs):
+    if not begin(context, "train", inputs, lambda: _is_whole(context)):
         return
     stores = {split: context.store(split) for split in SPLITS}
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
@@ -66,6 +66,11 @@ def train(context: RunContext) -> None:
     )
     say(f"train: best validation acceptance length {trainer.best:.2f} at step {checkpoint.step}")
     next_command(context, "train")
+
+
+def _is_whole(context: RunContext) -> bool:
+    best = best_checkpoint(context.folder("train"))
+    return best is not None and (best / "checkpoint.json").is_file()
 
 
 def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eagle3Draft:

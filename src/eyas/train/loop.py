@@ -15,7 +15,7 @@ from eyas.config.schema import TrainSettings
 from eyas.data.pack import pack
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError
-from eyas.files import fingerprint
+from eyas.files import atomic_file, fingerprint
 from eyas.progress import Progress, say
 from eyas.store.base import StateReader
 from eyas.targets.teacher import TeacherHead
@@ -29,6 +29,7 @@ from eyas.train.checkpoint import (
     mark_best,
     prune,
     read_checkpoint,
+    remove_all,
     save_checkpoint,
 )
 from eyas.train.feed import feed
@@ -225,11 +226,13 @@ class Trainer:
         )
         if acceptance.length > self.best:
             self.best, self.best_step = acceptance.length, step
-            folder = self._save(step)
-            mark_best(self.root, folder)
+            self._save(step)
+            mark_best(self.root, step)
 
-    def _save(self, step: int) -> Path:
+    def _save(self, step: int) -> None:
         folder = checkpoint_folder(self.root, step)
+        if folder.exists():  # saved a moment ago as the best; replacing it would leave none for an instant
+            return
         checkpoint = Checkpoint(
             folder=folder,
             step=step,
@@ -249,15 +252,20 @@ class Trainer:
         )
         save_checkpoint(checkpoint, self.draft, self.optimizer)
         prune(self.root)
-        return folder
 
     def _resume(self) -> int:
         if self.fused:
             self.fused.weights.refresh()
         folder = latest_checkpoint(self.root)
         if folder is None:
+            self._write_metrics()
             return 0
         checkpoint = read_checkpoint(folder)
+        best_step = checkpoint.metrics["best_step"]
+        if best_step and not checkpoint_folder(self.root, best_step).is_dir():
+            say(f"train: the best checkpoint (step {best_step}) is gone; training starts over to make it")
+            remove_all(self.root)
+            return self._resume()
         if (checkpoint.settings_fingerprint, checkpoint.data_fingerprint) != (
             self.settings_fingerprint,
             self.train_states.fingerprint,
@@ -276,8 +284,14 @@ class Trainer:
         self.best, self.best_step = checkpoint.metrics["best"], checkpoint.metrics["best_step"]
         if self.best_step == checkpoint.step:
             # The interruption may have come between saving this checkpoint and marking it.
-            mark_best(self.root, folder)
+            mark_best(self.root, checkpoint.step)
+        self._write_metrics()
         return checkpoint.step
+
+    def _write_metrics(self) -> None:
+        """Take back the lines of steps that will be done again."""
+        with atomic_file(self.root / "metrics.jsonl") as beside:
+            beside.write_text("".join(json.dumps(row) + "\n" for row in self.history), encoding="utf-8")
 
     def _log(self, row: dict[str, Any]) -> None:
         self.history.append(row)
