@@ -202,10 +202,13 @@ class WithAnotherRope(TransformersEngine):
 class Crashing(TransformersEngine):
     """Dies in the middle of its work, as a worker that ran out of memory does."""
 
+    num_captured = 0
+
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
-        for number, item in enumerate(super().capture(samples)):
+        for item in super().capture(samples):
             own = isinstance(item, HiddenStates) and re.match(r"c\d+", item.sample.sample_id)
-            if own and number == 3:
+            self.num_captured += bool(own)
+            if self.num_captured == 5:
                 raise RuntimeError("CUDA error: out of memory")
             yield item
 

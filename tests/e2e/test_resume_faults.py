@@ -65,7 +65,7 @@ MOMENTS: dict[str, tuple[str, str, str, int]] = {
     "extract begins the held-out part": (
         "extract",
         "os.rename",
-        "*states/held_out/shard-00000.safetensors",
+        "*held_out/shard-00000.safetensors",
         1,
     ),
     "extract records that it is done": ("extract", "os.rename", "*states/stage.json", 2),

@@ -14,7 +14,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError
 from eyas.files import read_json, write_json
 from eyas.layer_ids import to_sglang
-from eyas.tensors import write_tensors
+from eyas.tensorfile import save_tensors
 from eyas.types import TargetSpec, VocabMap
 
 
@@ -34,7 +34,7 @@ class VllmExporter:
             in_draft = torch.zeros(spec.vocab_size, dtype=torch.bool)
             in_draft[ids] = True
             tensors["t2d"] = in_draft
-        write_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
+        save_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
         write_json(folder / "config.json", _engine_config(draft.config, spec, vocab))
 
     @torch.no_grad()

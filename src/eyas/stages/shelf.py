@@ -5,16 +5,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 
-from eyas.engines.probe import row_norms
 from eyas.errors import ContractError, EyasError
 from eyas.stages.last_check import LastCheck
-from eyas.stages.statistics import LayerSums, figures_of
+from eyas.stages.statistics import LayerSums, figures_of, summarise
 from eyas.store.shards import ShardWriter
+from eyas.threads import tensor_pool
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
 Checked = tuple[LayerSums, LayerSums]  # aux, last
@@ -59,8 +59,8 @@ class Shelf:
         self.written_bytes = 0
         self._shards = {n: _Shard({s.sample_id: s for s in samples}) for n, samples in shards.items()}
         self._shard_of = {s.sample_id: n for n, samples in shards.items() for s in samples}
-        self._checkers = ThreadPoolExecutor(_NUM_CHECKERS, "eyas-check")
-        self._writers = ThreadPoolExecutor(_NUM_WRITERS, "eyas-write")
+        self._checkers = tensor_pool(_NUM_CHECKERS, "eyas-check")
+        self._writers = tensor_pool(_NUM_WRITERS, "eyas-write")
         self._room = threading.Semaphore(_NUM_WRITERS)
         self._writes: list[Future[None]] = []
 
@@ -142,8 +142,9 @@ def check_states(
     """
     if not (states.sample.input_ids == sample.input_ids).all():
         raise ContractError(f"sample {sample.sample_id}: the engine echoed other token ids than it was sent")
-    norms, last = row_norms(states.aux), states.last[:, None]
-    sums = LayerSums.of(states.aux, norms), LayerSums.of(last, row_norms(last))
+    aux_sums, norms = summarise(states.aux)
+    last_sums, last_norms = summarise(states.last[:, None])
+    sums = aux_sums, last_sums
     for name, part in zip(("aux", "last"), sums, strict=True):
         if not (part.low.isfinite() & part.high.isfinite()).all():
             raise ContractError(f"sample {sample.sample_id}: {name} states are not finite")
@@ -154,7 +155,7 @@ def check_states(
             )
     _check_rows(states, norms)
     if last_check is not None:
-        last_check(states, norms, row_norms(last)[:, 0])
+        last_check(states, norms, last_norms[:, 0])
     layer = outside(norms)
     if layer is not None:
         raise ContractError(

@@ -26,7 +26,7 @@ class ShardRecord:
     num_samples: int
     num_tokens: int
     num_bytes: int
-    sha256: str
+    checksum: str
     failures: tuple[tuple[str, str], ...] = ()  # (sample id, reason)
     figures: Mapping[str, Any] | None = None
     attempt: int = 1
@@ -77,7 +77,7 @@ def read_journal(where: "Path | str | Folder", strict: bool = True) -> dict[int,
         if known is None or record.attempt > known.attempt:
             records[record.shard] = record
             rivals.discard(record.shard)
-        elif record.attempt == known.attempt and record.sha256 != known.sha256:
+        elif record.attempt == known.attempt and record.checksum != known.checksum:
             rivals.add(record.shard)
     if rivals and strict:
         raise ContractError(

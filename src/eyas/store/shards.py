@@ -12,13 +12,13 @@ import torch
 from safetensors import SafetensorError
 
 from eyas.errors import ContractError
-from eyas.files import fingerprint, sha256_of_file
+from eyas.files import fingerprint
 from eyas.store import fp8
 from eyas.store.folder import Folder, folder_of
 from eyas.store.journal import ShardRecord, append_record, last_attempts, read_journal, repair_journal
 from eyas.store.manifest import FORMAT_VERSION, StoreManifest, shard_name
 from eyas.store.opened import OpenShard
-from eyas.tensors import write_tensors
+from eyas.tensorfile import checksum_of_file, write_tensors
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 
 _OPEN_SHARDS = 64
@@ -58,10 +58,10 @@ class ShardWriter:
         figures: Mapping[str, Any] | None = None,
     ) -> ShardRecord:
         """Write one shard and journal it. Its bytes depend only on its content."""
-        with self.folder.put(shard_name(shard)) as beside:
-            write_tensors(_tensors(states, self.manifest), beside, _header(states, self.manifest))
-            digest = sha256_of_file(beside)
-            num_bytes = beside.stat().st_size
+        with self.folder.put(shard_name(shard)) as beside, beside.open("wb") as f:
+            num_bytes, checksum = write_tensors(
+                f, _tensors(states, self.manifest), _header(states, self.manifest)
+            )
         with self._journal:
             attempt = self._attempts[shard] = self._attempts.get(shard, 0) + 1
             record = ShardRecord(
@@ -69,7 +69,7 @@ class ShardWriter:
                 len(states),
                 sum(len(s.sample) for s in states),
                 num_bytes,
-                digest,
+                checksum,
                 tuple((f.sample_id, f.reason) for f in failures),
                 figures,
                 attempt,
@@ -110,30 +110,39 @@ def check_shape(states: HiddenStates, spec: TargetSpec) -> None:
         )
 
 
-def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, torch.Tensor]:
+def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, list[torch.Tensor]]:
     spec = manifest.spec
     for s in states:
         check_shape(s, spec)
     dtype = getattr(torch, spec.dtype)
-    empty_aux = torch.empty(0, spec.num_aux_layers, spec.hidden_size, dtype=dtype)
-    empty_last = torch.empty(0, spec.hidden_size, dtype=dtype)
-    aux = torch.cat([empty_aux, *(s.aux.to(dtype) for s in states)])  # (N, A, D)
-    last = torch.cat([empty_last, *(s.last.to(dtype) for s in states)])  # (R, D)
-    lengths = [len(s.sample) for s in states]
-    small = {
-        "input_ids": torch.from_numpy(_joined([s.sample.input_ids for s in states], np.int32)),  # (N,)
-        "loss_mask": torch.from_numpy(_joined([s.sample.loss_mask for s in states], np.bool_)),  # (N,)
-        "cut": torch.tensor([s.sample.cut for s in states], dtype=torch.bool),  # (n,)
-        "offsets": torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64)),  # (n + 1,)
+    samples = [s.sample for s in states]
+    bounds = np.cumsum([0, *(len(s) for s in samples)], dtype=np.int64)
+    aux = [torch.empty(0, spec.num_aux_layers, spec.hidden_size, dtype=dtype), *(s.aux for s in states)]
+    last = [torch.empty(0, spec.hidden_size, dtype=dtype), *(s.last for s in states)]
+    return {
+        "offsets": [torch.from_numpy(bounds)],  # (n + 1,)
+        "input_ids": [
+            torch.empty(0, dtype=torch.int32),
+            *(torch.from_numpy(s.input_ids) for s in samples),
+        ],  # (N,)
+        **_stored("aux", aux, dtype, manifest),  # (N, A, D)
+        **_stored("last", last, dtype, manifest),  # (R, D)
+        "loss_mask": [
+            torch.empty(0, dtype=torch.bool),
+            *(torch.from_numpy(s.loss_mask) for s in samples),
+        ],  # (N,)
+        "cut": [torch.tensor([s.cut for s in samples], dtype=torch.bool)],  # (n,)
     }
+
+
+def _stored(
+    name: str, parts: list[torch.Tensor], dtype: torch.dtype, manifest: StoreManifest
+) -> dict[str, list[torch.Tensor]]:
+    parts = [part.to(dtype) for part in parts]
     if manifest.states_dtype == "auto":
-        return {"aux": aux, "last": last} | small
-    (aux8, aux_scale), (last8, last_scale) = fp8.encode(aux), fp8.encode(last)
-    return {"aux": aux8, "aux_scale": aux_scale, "last": last8, "last_scale": last_scale} | small
-
-
-def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype)
+        return {name: parts}
+    values, scales = zip(*(fp8.encode(part) for part in parts), strict=True)
+    return {f"{name}_scale": list(scales), name: list(values)}
 
 
 class ShardStore:
@@ -159,7 +168,7 @@ class ShardStore:
             [
                 self.manifest.data_fingerprint,
                 self.spec.fingerprint,
-                [r.sha256 for r in self.records.values()],
+                [r.checksum for r in self.records.values()],
             ]
         )
         self._verified: set[int] = set()
@@ -207,7 +216,7 @@ class ShardStore:
                 raise ContractError(
                     f"{path} is damaged: {found} bytes, {record.num_bytes} were written", hint=redo
                 )
-            if sha256_of_file(self.folder.local(name)) != record.sha256:
+            if checksum_of_file(self.folder.local(name)) != record.checksum:
                 self.folder.forget(name)
                 raise ContractError(f"{path} is damaged: its checksum is not the one written", hint=redo)
         try:

@@ -14,7 +14,7 @@ from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_folder, read_json, seal, sha256_of_file, unseal, write_json
-from eyas.tensors import write_tensors
+from eyas.tensorfile import save_tensors
 from eyas.types import TargetSpec, VocabMap
 
 FORMAT_VERSION = 2
@@ -40,14 +40,14 @@ def save_checkpoint(checkpoint: Checkpoint, draft: Eagle3Draft, optimizer: torch
     trainable = draft.trainable()
     with atomic_folder(checkpoint.folder) as folder:
         weights = {n: p.detach().cpu().contiguous() for n, p in trainable.items()}
-        write_tensors(weights, folder / "draft.safetensors")
+        save_tensors(weights, folder / "draft.safetensors")
         moments = {}
         for name, parameter in trainable.items():
             for key, value in optimizer.state[parameter].items():
                 moments[f"{name}:{key}"] = value.cpu().contiguous()
-        write_tensors(moments, folder / "optimizer.safetensors")
+        save_tensors(moments, folder / "optimizer.safetensors")
         ids = {"target_ids": torch.from_numpy(checkpoint.vocab.target_ids)}
-        write_tensors(ids, folder / "vocab.safetensors")
+        save_tensors(ids, folder / "vocab.safetensors")
         names = ("draft.safetensors", "optimizer.safetensors", "vocab.safetensors")
         facts = {
             "format_version": FORMAT_VERSION,
