@@ -69,7 +69,7 @@ def _is_whole(context: RunContext) -> bool:
     """Whether all shards are there and are those that were recorded."""
     try:
         return not any(missing_shards(context.store(split).folder) for split in SPLITS)
-    except ContractError:
+    except (ContractError, UserError):
         return False
 
 
