@@ -84,6 +84,7 @@ def install(folder: Path, version: str) -> Path:
 
 def run_tests(python: Path, folder: Path, select: str) -> ET.Element:
     report = folder / "report.xml"
+    report.unlink(missing_ok=True)
     started = time.monotonic()
     with (folder.parent / f"{folder.name}.log").open("w") as log:
         subprocess.run(
@@ -108,6 +109,8 @@ def run_tests(python: Path, folder: Path, select: str) -> ET.Element:
             check=False,
         )
     note(f"{folder.name}: tests took {time.monotonic() - started:.0f} s, log in {folder.parent}")
+    if not report.is_file():
+        raise RuntimeError(f"the tests of {folder.name} ended without a report")
     return ET.parse(report).getroot()
 
 

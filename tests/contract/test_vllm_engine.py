@@ -14,6 +14,7 @@ from vllm_cases import (
     mixed_samples,
     reference_states,
     sample_of,
+    skip_where_refused,
     spec_of_model,
     states_by_id,
     worst_difference,
@@ -50,6 +51,7 @@ class Engines:
             self.close()
             spec = spec_of_model(folder, AUX, dtype)
             options = VllmSettings(**settings)
+            skip_where_refused(options.capture, spec)
             self.key = key
             self.engine = VllmEngine(
                 folder, spec, settings=options, batch_tokens=64, batch_size=4, in_process=True

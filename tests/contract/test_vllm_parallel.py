@@ -11,6 +11,7 @@ from vllm_cases import (
     make_model,
     mixed_samples,
     reference_states,
+    skip_where_refused,
     spec_of_model,
     states_by_id,
     worst_difference,
@@ -39,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[VllmEngine]:
     spec = spec_of_model(folder, tuple(range(NUM_LAYERS)))
     settings = VllmSettings(capture=request.param, tensor_parallel_size=2)
+    skip_where_refused(request.param, spec, num_ranks=2)
     made = VllmEngine(folder, spec, settings=settings, batch_tokens=64, batch_size=4)
     yield made
     made.close()

@@ -1,6 +1,7 @@
 """What vLLM is started with, whether in this process's hands or as a server."""
 
 import json
+import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from eyas.config.schema import VllmSettings
-from eyas.engines.vllm.versions import Way
+from eyas.engines.vllm.versions import CPU_CACHE_SIZED, Way, installed_version, is_cpu_build
 from eyas.errors import UserError
 from eyas.types import TargetSpec
 
@@ -98,6 +99,9 @@ def environment(plan: Plan) -> dict[str, str]:
         wanted["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
     if plan.way == "worker":
         wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the V2 runner keeps no input_batch to match rows by
+    if is_cpu_build() and installed_version() < CPU_CACHE_SIZED:
+        num_bytes = plan.settings.kv_cache_bytes or _kv_cache_bytes(plan)
+        wanted["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(num_bytes / (1 << 30)))  # whole GiB
     if ranks > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = _cores_of_ranks(ranks)
     return wanted

