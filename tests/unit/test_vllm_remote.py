@@ -25,7 +25,7 @@ SHOWN = "the command that eyas serve-capture --print shows for this run"
 
 
 class Server:
-    """Answers as vLLM with our connector does, its states are the ids; ``facts`` are what it says of itself."""
+    """Answers as vLLM with our connector does, states are the ids; ``facts`` are what it says it is."""
 
     def __init__(self, folder: Path, spec: TargetSpec) -> None:
         self.folder, self.spec = folder, spec
