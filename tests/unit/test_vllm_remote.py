@@ -78,7 +78,7 @@ class Server:
         if self.writes:
             if name.startswith("witness-"):
                 write_digests(path, 0, layer_digests(states))
-            write_states(path, StagedStates(states, ids, tuple(self.facts["layer_ids"])))
+            write_states(path, StagedStates.split(states, ids, tuple(self.facts["layer_ids"])))
         logprobs = {"token_logprobs": [-1.5]} if body["logprobs"] else None
         choice = {"finish_reason": "length", "token_ids": [7], "logprobs": logprobs}
         params = {"hidden_states_path": str(path), "eyas": self.facts} if self.captures else None
