@@ -27,7 +27,7 @@ def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tup
     settings += [f"{f.key}={given[f.parameter]}" for f in EXTRACT_FLAGS if f.key and f.parameter in given]
     if "prepared_data" in given:
         settings += ["regenerate.enabled=false", "data.sources=[]"]
-    if "endpoint" in given and "engine" not in given:
+    if "endpoint" in given and not any(s.startswith("extract.engine=") for s in settings):
         settings.append("extract.engine=vllm")
     ids = _layer_ids(given, numbers)
     if ids is not None:

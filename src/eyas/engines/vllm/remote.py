@@ -77,8 +77,9 @@ class ServerSession:
         self._closing.set()
         self._pool.shutdown(cancel_futures=True)
         if self._folder is not None:
-            for path in self._folder.glob(f"*{self._mark}*"):
-                path.unlink(missing_ok=True)
+            for path in self._folder.iterdir():
+                if self._mark in path.name:
+                    path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------- one request
     def _ask(self, name: str, token_ids: list[int], witness: bool) -> Finished:
@@ -170,8 +171,6 @@ class ServerSession:
                 f"the server at {self.url} was not started for capture: it names no file of states",
                 hint=f"restart it with {_SHOWN}",
             )
-        facts = reply["kv_transfer_params"][FACTS_KEY]
-        self._check_facts(facts)
         if not path.parent.is_dir():
             raise UserError(
                 f"the server writes states to {path.parent}, which is not there on this machine",
@@ -185,6 +184,8 @@ class ServerSession:
                 hint="set vllm.staging_dir to a folder that both see, for the server and for this command",
             ) from None
         self._folder = path.parent
+        facts = reply["kv_transfer_params"][FACTS_KEY]
+        self._check_facts(facts)
         return int(facts["num_ranks"])
 
     def _check_facts(self, facts: dict[str, Any]) -> None:
@@ -221,7 +222,7 @@ class ServerSession:
         """Remove what clients on this machine left that were killed."""
         host = self._mark.partition("-")[0]
         assert self._folder is not None
-        for path in self._folder.glob(f"*-{host}-*"):
+        for path in self._folder.iterdir():
             pid = path.name.partition(f"-{host}-")[2].partition("-")[0]
             if pid.isdigit() and not is_running(int(pid)):
                 with contextlib.suppress(OSError):
