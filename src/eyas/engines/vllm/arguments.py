@@ -64,7 +64,7 @@ def engine_arguments(plan: Plan, staging: Path, on_cpu: bool, **own: Any) -> dic
         **own,
     }
     if plan.settings.kv_cache_bytes or on_cpu:
-        arguments["kv_cache_memory_bytes"] = plan.settings.kv_cache_bytes or _kv_cache_bytes(plan)
+        arguments["kv_cache_memory_bytes"] = cache_bytes(plan)
     else:
         arguments["gpu_memory_utilization"] = plan.settings.gpu_memory_utilization
     if plan.way == "native":
@@ -100,7 +100,7 @@ def environment(plan: Plan) -> dict[str, str]:
     if plan.way == "worker":
         wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the V2 runner keeps no input_batch to match rows by
     if is_cpu_build() and installed_version() < CPU_CACHE_SIZED:
-        num_bytes = plan.settings.kv_cache_bytes or _kv_cache_bytes(plan)
+        num_bytes = cache_bytes(plan)
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(num_bytes / (1 << 30)))  # whole GiB
     if ranks > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = _cores_of_ranks(ranks)
@@ -155,8 +155,13 @@ def further_arguments(words: tuple[str, ...], ours: Mapping[str, Any]) -> dict[s
     return out
 
 
-def _kv_cache_bytes(plan: Plan) -> int:
-    """On a CPU the cache is sized by us: some batches of tokens, never less than the longest sample."""
+def cache_bytes(plan: Plan) -> int:
+    """Return the size of the cache where we choose it, as on a CPU.
+
+    By default room for some batches of tokens, never for less than the longest sample.
+    """
+    if plan.settings.kv_cache_bytes:
+        return plan.settings.kv_cache_bytes
     spec = plan.spec
     itemsize = 4 if spec.dtype == "float32" else 2
     cache = 2 * spec.num_layers * spec.num_key_value_heads * spec.head_dim * itemsize

@@ -13,6 +13,7 @@ import torch
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling, Witness
 from eyas.engines.vllm.arguments import Plan
+from eyas.engines.vllm.memory import check_memory
 from eyas.engines.vllm.remote import ServerSession
 from eyas.engines.vllm.session import Session
 from eyas.engines.vllm.staging import WITNESS_PREFIX, Finished, take_digests, take_states
@@ -150,19 +151,19 @@ class VllmEngine:
         return self._session
 
     def _start(self, max_model_len: int, capture: bool) -> Session:
-        return Session(
-            Plan(
-                self.folder,
-                self.spec,
-                self.settings,
-                max_model_len,
-                self.batch_tokens,
-                self.batch_size,
-                self.trust_remote_code,
-                self.way if capture else None,
-                self.in_process,
-            )
+        plan = Plan(
+            self.folder,
+            self.spec,
+            self.settings,
+            max_model_len,
+            self.batch_tokens,
+            self.batch_size,
+            self.trust_remote_code,
+            self.way if capture else None,
+            self.in_process,
         )
+        check_memory(plan)
+        return Session(plan)
 
     def _new_name(self, prefix: str) -> str:
         self._num_requests += 1
