@@ -65,7 +65,7 @@ def engine_arguments(plan: Plan, staging: Path, on_cpu: bool, **own: Any) -> dic
     }
     if plan.settings.kv_cache_bytes or on_cpu:
         arguments["kv_cache_memory_bytes"] = cache_bytes(plan)
-    else:
+    if not on_cpu:  # asked for at the start even where the cache has a size of its own
         arguments["gpu_memory_utilization"] = plan.settings.gpu_memory_utilization
     if plan.way == "native":
         config = {"eagle_aux_hidden_state_layer_ids": list(plan.layer_ids)}

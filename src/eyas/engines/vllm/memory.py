@@ -43,16 +43,15 @@ def check_memory(plan: Plan) -> None:
             )
         return
     on_each = weights // ranks + _sample_bytes(plan) // ranks
-    share = plan.settings.gpu_memory_utilization if plan.settings.kv_cache_bytes is None else 1.0
+    share = plan.settings.gpu_memory_utilization
     for device in gpus()[:ranks]:
-        if on_each > share * device.total:
+        given = int(share * device.total)
+        if on_each > given:
             raise UserError(
                 f"{plan.spec.model} needs about {_gib(on_each)} on each of {ranks} GPUs, {device.name} gives "
-                f"{_gib(int(share * device.total))} of {_gib(device.total)} (vllm.gpu_memory_utilization={share})",
+                f"{_gib(given)} of {_gib(device.total)} (vllm.gpu_memory_utilization={share})",
                 hint="set a larger vllm.tensor_parallel_size",
             )
-    if plan.settings.kv_cache_bytes is not None:
-        return  # vLLM takes what it needs, not a share
     deadline = time.monotonic() + _SETTLE_S
     while full := [d for d in gpus()[:ranks] if share * d.total > d.free]:
         if time.monotonic() > deadline:

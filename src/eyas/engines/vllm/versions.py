@@ -13,7 +13,9 @@ Way = Literal["native", "worker"]
 Version = tuple[int, int]
 
 OLDEST: Version = (0, 16)
-FACILITY: Version = (0, 22)  # extract_hidden_states; 0.17 to 0.21 let every rank write the same file
+# extract_hidden_states with states that stay in the cache until a request ends, which our connector needs;
+# 0.17 to 0.23 wrote them with every step (through 0.21 every rank to the same file).
+FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
 # Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
 CPU_CACHE_SIZED: Version = (0, 20)
