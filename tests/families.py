@@ -240,6 +240,11 @@ def _name_as_released(folder: Path, tiny: Tiny) -> None:
     if tiny.text_type:
         (config["text_config"] if tiny.vision is not None else config)["model_type"] = tiny.text_type
     path.write_text(json.dumps(config))
+    if tiny.model_type == "kimi_k25":
+        # transformers 5.19 gives the text layers the name of the vision tower's.
+        old, new = "language_model.model.blocks.", "language_model.model.layers."
+        tensors = load_file(folder / "model.safetensors")
+        save_file({n.replace(old, new): t for n, t in tensors.items()}, folder / "model.safetensors")
 
 
 def shard_weights(folder: Path, num_files: int = 2, with_index: bool = True) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from eyas.engines.base import Prompt, Sampling
+from eyas.engines.taps import LayerTaps
 from eyas.engines.transformers import TransformersEngine
 from eyas.export.vllm import VllmExporter, load_export
 from eyas.targets.families import FAMILIES
@@ -59,8 +60,6 @@ def test_the_teacher_rebuilt_from_last_gives_the_models_own_logits(
     assert float(expected.std()) > 0.05  # not a comparison of zeros
 
     # Ids mean the index of transformers' own hidden_states, whose last entry is after the norm.
-    from eyas.engines.taps import LayerTaps
-
     with torch.inference_mode(), LayerTaps(engine.model, (0, 1, 2, 3, 4)) as taps:
         engine.model(input_ids=ids, use_cache=False)
     hidden = torch.stack(out.hidden_states[:4], dim=2)
@@ -103,6 +102,18 @@ def test_weights_in_many_files_are_the_same_target(tmp_path: Path, name: str, wi
     assert torch.equal(teacher.head, whole.head)
     assert torch.equal(teacher.norm_weight, whole.norm_weight)
     assert read_last_layer(folder, spec).keys() >= {"input_layernorm.weight"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_does_not_depend_on_its_batch(folders: dict[str, Path], name: str) -> None:
+    engine = TransformersEngine(folders[name], spec_of(folders[name]))
+    prompts = [Prompt(f"p{n}", tuple(range(5, 5 + n))) for n in (3, 9, 17)]
+    together = {a.prompt_id: a for a in engine.generate(prompts, Sampling(8))}
+    for prompt in prompts:
+        assert list(engine.generate([prompt], Sampling(8))) == [together[prompt.prompt_id]]
+        session = engine.session()
+        logits, _ = session.extend(prompt.token_ids)
+        assert together[prompt.prompt_id].token_ids[0] == int(logits[-1].argmax())
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])

@@ -135,7 +135,7 @@ class TransformersEngine:
             if len(going) < len(active):
                 keep = torch.tensor(going, device=self.device, dtype=torch.long)
                 if going:
-                    cache.batch_select_indices(keep)
+                    cache.reorder_cache(keep)  # every kind of layer has it, running states included
                 mask, positions = mask[keep], positions[keep]
                 active = [active[place] for place in going]
             step_ids = torch.tensor([[answers[i][-1]] for i in active], device=self.device)
