@@ -20,8 +20,8 @@ _MOE = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
 }
+_SHARED = {**_MOE, "shared_expert_intermediate_size": 32}
 _YARN: RopeParameters = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -51,6 +51,13 @@ _LINEAR = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
+}
+_LLAMA_4 = {
+    **_MOE,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "intermediate_size_mlp": 96,
+    "attention_chunk_size": 512,
 }
 _GEMMA = {"query_pre_attn_scalar": 32, "sliding_window": 64}
 _GRANITE = {"logits_scaling": 3.0, "embedding_multiplier": 4.0, "residual_multiplier": 0.5}
@@ -91,12 +98,12 @@ TINY: dict[str, Tiny] = {
     "llama4": Tiny(
         "llama4_text",
         "Llama4ForCausalLM",
-        {**_MOE, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 96, "attention_chunk_size": 512},
+        _LLAMA_4,
     ),
     "llama4-wrapped": Tiny(
         "llama4",
         "Llama4ForConditionalGeneration",
-        {**_MOE, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 96, "attention_chunk_size": 512},
+        _LLAMA_4,
         vision={
             **_VISION,
             "vision_output_dim": 32,
@@ -112,13 +119,15 @@ TINY: dict[str, Tiny] = {
     "mixtral": Tiny("mixtral", "MixtralForCausalLM", _MOE),
     "qwen2": Tiny("qwen2", "Qwen2ForCausalLM"),
     "qwen2-tied": Tiny("qwen2", "Qwen2ForCausalLM", {"tie_word_embeddings": True}, tied=True),
-    "qwen2-moe": Tiny("qwen2_moe", "Qwen2MoeForCausalLM", _MOE),
+    "qwen2-moe": Tiny("qwen2_moe", "Qwen2MoeForCausalLM", _SHARED),
     "qwen3": Tiny("qwen3", "Qwen3ForCausalLM"),
     "qwen3-moe": Tiny("qwen3_moe", "Qwen3MoeForCausalLM", _MOE),
-    "qwen3-next": Tiny("qwen3_next", "Qwen3NextForCausalLM", {**_MOE, **_LINEAR}, norm_kind="rms_one_plus"),
+    "qwen3-next": Tiny(
+        "qwen3_next", "Qwen3NextForCausalLM", {**_SHARED, **_LINEAR}, norm_kind="rms_one_plus"
+    ),
     "qwen3.5": Tiny("qwen3_5_text", "Qwen3_5ForCausalLM", _LINEAR, norm_kind="rms_one_plus"),
     "qwen3.5-moe": Tiny(
-        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", {**_MOE, **_LINEAR}, norm_kind="rms_one_plus"
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", {**_SHARED, **_LINEAR}, norm_kind="rms_one_plus"
     ),
     "qwen3.5-wrapped": Tiny(
         "qwen3_5",
