@@ -6,6 +6,7 @@ Each in a process of its own: the states of every layer id against transformers'
 with an exported draft against transformers' own answers. docs/reference/targets.md is made from the file.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ def run_one(name: str, out: Path) -> None:
     """Write {"way", "difference"} and, when it got so far, {"decodes", "accepted"} to ``out``."""
     from eyas.engines.transformers import TransformersEngine
     from eyas.engines.vllm.engine import VllmEngine
-    from families import make_family
+    from families import TINY, make_family
     from tiny import answered_states, make_trainer, spec_of
     from vllm_cases import mixed_samples, reference_states, states_by_id, worst_difference
 
@@ -32,6 +33,11 @@ def run_one(name: str, out: Path) -> None:
     with tempfile.TemporaryDirectory() as base:
         folder = make_family(Path(base) / name, name)
         spec = spec_of(folder, (1, 2, 3))
+        if TINY[name].norm_kind == "rms_one_plus" and "linear_num_key_heads" in TINY[name].settings:
+            spec = dataclasses.replace(
+                spec, dtype="bfloat16"
+            )  # its CPU kernels for linear attention take no other
+        result["dtype"] = spec.dtype
         samples = mixed_samples([1, 7, 33, 64, 65, 120, 200], vocab_size=spec.vocab_size)
         known = reference_states(folder, spec, samples)
         reference = TransformersEngine(folder, spec)
@@ -62,7 +68,7 @@ def decode(folder: Path, draft: Path, trainer: Any, reference: Any) -> dict[str,
     llm = LLM(
         model=str(folder),
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=reference.spec.dtype,
         enforce_eager=True,
         max_model_len=128,
         max_num_seqs=8,

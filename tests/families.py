@@ -46,6 +46,7 @@ _LATENT = {
     "routed_scaling_factor": 2.5,
     "rope_parameters": _YARN,
 }
+_DEEPSEEK_3 = {**_MOE, **_LATENT, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -138,7 +139,7 @@ TINY: dict[str, Tiny] = {
             "hidden_size": 32,
             "intermediate_size": 32,
             "num_heads": 2,
-            "out_hidden_size": 64,
+            "out_hidden_size": 128,
         },
         norm_kind="rms_one_plus",
     ),
@@ -180,12 +181,12 @@ TINY: dict[str, Tiny] = {
         {**_MOE, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
     ),
     "deepseek-v2": Tiny("deepseek_v2", "DeepseekV2ForCausalLM", {**_MOE, **_LATENT, "topk_method": "greedy"}),
-    "deepseek-v3": Tiny("deepseek_v3", "DeepseekV3ForCausalLM", {**_MOE, **_LATENT}),
-    "kimi-k2": Tiny("deepseek_v3", "DeepseekV3ForCausalLM", {**_MOE, **_LATENT}, text_type="kimi_k2"),
+    "deepseek-v3": Tiny("deepseek_v3", "DeepseekV3ForCausalLM", _DEEPSEEK_3),
+    "kimi-k2": Tiny("deepseek_v3", "DeepseekV3ForCausalLM", _DEEPSEEK_3, text_type="kimi_k2"),
     "kimi-k2.5": Tiny(
         "kimi_k25",
         "Kimi_K25ForConditionalGeneration",
-        {**_MOE, **_LATENT},
+        _DEEPSEEK_3,
         text_type="kimi_k2",
         vision=_VISION,
         released_as="KimiK25ForConditionalGeneration",
@@ -199,7 +200,7 @@ def make_family(folder: Path, name: str, num_layers: int = 4, **further: Any) ->
     tokenizer = make_tokenizer()
     shape: dict[str, Any] = {
         "vocab_size": len(tokenizer),
-        "hidden_size": 64,
+        "hidden_size": 128,  # four heads of 32, for models that name no head_dim
         "intermediate_size": 96,
         "num_hidden_layers": num_layers,
         "num_attention_heads": 4,
@@ -269,3 +270,54 @@ def shard_weights(folder: Path, num_files: int = 2, with_index: bool = True) -> 
         weight_map |= dict.fromkeys(part, file)
     if with_index:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def quantise_experts(folder: Path) -> Path:
+    """Pack the experts of a checkpoint as Kimi-K2.5 ships them: INT4, symmetric, groups of 32."""
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if ".mlp.experts." not in name or not name.endswith("_proj.weight"):
+            kept[name] = tensor.clone()
+            continue
+        groups = tensor.unflatten(1, (-1, 32))
+        scale = groups.abs().amax(-1, keepdim=True) / 7.5
+        values = (groups / scale).round().clamp(-8, 7).to(torch.int8).flatten(1)
+        base = name.removesuffix(".weight")
+        kept[f"{base}.weight_packed"] = pack_to_int32(values, 4)
+        kept[f"{base}.weight_scale"] = scale[..., 0].contiguous()
+        kept[f"{base}.weight_shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": [
+            "lm_head",
+            "re:.*(vision_tower|mm_projector).*",
+            "re:.*self_attn.*",
+            "re:.*shared_expert.*",
+            r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+            r"re:.*mlp\.gate$",
+        ],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "input_activations": None,
+                "output_activations": None,
+                "weights": {
+                    "num_bits": 4,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group",
+                    "group_size": 32,
+                    "dynamic": False,
+                },
+            }
+        },
+    }
+    path.write_text(json.dumps(config))
+    return folder

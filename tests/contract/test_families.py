@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.taps import LayerTaps
 from eyas.engines.transformers import TransformersEngine
 from eyas.export.vllm import VllmExporter, load_export
 from eyas.targets.families import FAMILIES
+from eyas.targets.quantized import read_weight
 from eyas.targets.teacher import read_last_layer, read_teacher
-from families import TINY, make_family, shard_weights
+from eyas.targets.weights import Weights
+from families import TINY, make_family, quantise_experts, shard_weights
 from tiny import answered_states, make_trainer, random_samples, spec_of
 
 NAMES = sorted(TINY)
@@ -34,7 +37,7 @@ def test_every_architecture_in_the_table_has_a_tiny_model_that_is_tested() -> No
 def test_a_target_is_described_by_its_own_files(folders: dict[str, Path], name: str) -> None:
     tiny, spec = TINY[name], spec_of(folders[name])
     assert spec.architecture == (tiny.released_as or tiny.architecture)
-    assert (spec.hidden_size, spec.vocab_size, spec.num_layers, spec.dtype) == (64, 300, 4, "float32")
+    assert (spec.hidden_size, spec.vocab_size, spec.num_layers, spec.dtype) == (128, 300, 4, "float32")
     assert (spec.norm_kind, spec.logit_softcap, spec.tied_head) == (tiny.norm_kind, tiny.softcap, tiny.tied)
     assert spec.logit_scale == pytest.approx(tiny.scale)
     assert spec.num_attention_heads == 4
@@ -89,7 +92,6 @@ def test_a_draft_learns_from_the_target_and_its_export_loads(
     VllmExporter().verify(exported, trainer.draft, trainer.vocab, states[0].aux[: len(tokens)], tokens)
     _, _, config = load_export(exported, trainer.teacher.embedding)
     assert config["max_position_embeddings"] == 512
-    assert "quantization_config" not in config
 
 
 @pytest.mark.parametrize("name", ["gemma3-wrapped", "qwen3.5-wrapped", "kimi-k2.5", "llama-tied", "phimoe"])
@@ -114,6 +116,42 @@ def test_an_answer_does_not_depend_on_its_batch(folders: dict[str, Path], name: 
         session = engine.session()
         logits, _ = session.extend(prompt.token_ids)
         assert together[prompt.prompt_id].token_ids[0] == int(logits[-1].argmax())
+
+
+def test_a_cap_on_attention_scores_is_computed(folders: dict[str, Path]) -> None:
+    engine = TransformersEngine(folders["gemma2"], spec_of(folders["gemma2"]))
+    assert engine.model.config.attn_logit_softcapping
+    assert engine.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3", "kimi-k2.5"])
+def test_experts_in_int4_are_the_engines_business(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("compressed_tensors")
+    folder = quantise_experts(make_family(tmp_path / name, name))
+    samples = random_samples(6, 300)
+    spec, weights = spec_of(folder), Weights(folder)
+    plain = make_family(tmp_path / "plain", name)
+    tensors = load_file(plain / "model.safetensors")
+    packed = [n.removesuffix("_packed") for n in weights.file_of if n.endswith("weight_packed")]
+    assert len(packed) >= 3 * 4 * 3  # layers, experts, projections
+    for full in packed:
+        tensors[full] = read_weight(weights, full.removesuffix(".weight"), torch.float32)
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    known = {s.sample.sample_id: s for s in TransformersEngine(plain, spec_of(plain)).capture(samples)}
+    teacher = read_teacher(folder, spec)
+    engine = TransformersEngine(folder, spec)
+    for states in engine.capture(samples):
+        torch.testing.assert_close(states.last, known[states.sample.sample_id].last, rtol=1e-3, atol=1e-3)
+        ids = torch.from_numpy(states.sample.input_ids).long()[None]
+        own = engine.model(input_ids=ids, use_cache=False).logits[0]
+        expected = own[torch.from_numpy(states.sample.supervised)]
+        torch.testing.assert_close(teacher.logits(states.last), expected, rtol=2e-4, atol=2e-4)
+    states = list(engine.capture(samples))
+    trainer = make_trainer(tmp_path / "train", folder, states[:4], states[4:], num_epochs=1)
+    trainer.run()
+    (tmp_path / "export").mkdir()
+    VllmExporter().write(tmp_path / "export", trainer.draft, spec, trainer.vocab)
+    assert "quantization_config" not in (tmp_path / "export" / "config.json").read_text()
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])

@@ -190,7 +190,7 @@ def test_size_counts_values_and_bytes_without_reading_them(tmp_path: Path) -> No
     size = size_of(folder)
     assert size.num_parameters == sum(t.numel() for t in tensors.values())
     assert size.weight_bytes == (folder / "model.safetensors").stat().st_size
-    assert size.head_bytes == 4 * (2 * 300 * 64 + 64)
+    assert size.head_bytes == 4 * (2 * 300 * 128 + 128)
     name = "language_model.model.layers.3.mlp.experts.0.up_proj"
     weight = tensors.pop(f"{name}.weight")
     tensors[f"{name}.weight_packed"] = torch.zeros(len(weight), weight.shape[1] // 8, dtype=torch.int32)

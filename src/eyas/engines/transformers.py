@@ -201,13 +201,32 @@ def load_model(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any
     known = [kind for kind in kinds if type(config) in kind._model_mapping]
     wrapped = config.get_text_config() is not config and known[-1:] == [AutoModelForImageTextToText]
     kind = known[-1] if wrapped else AutoModelForCausalLM
+    further = {}
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        # Gemma 2: torch's attention knows no cap of the scores and would leave it out in silence.
+        further["attn_implementation"] = "eager"
     try:
-        return kind.from_pretrained(folder, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model, found = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **further,
+        )
     except (ImportError, OSError, ValueError) as error:
         raise UserError(
             f"transformers cannot load {folder}: {str(error).strip().splitlines()[0]}",
             hint="install what it names, or use extract.engine=vllm",
         ) from None
+    # transformers fills these with random values and goes on.
+    if missing := sorted(found["missing_keys"]):
+        raise ContractError(
+            f"transformers found no values for {len(missing)} tensors of {folder}, {missing[0]} among them",
+            hint="the checkpoint's names or its quantisation are not those of this version of transformers; "
+            "use extract.engine=vllm",
+        )
+    return model
 
 
 def batches_by_length(
