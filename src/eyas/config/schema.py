@@ -117,6 +117,10 @@ class DraftSettings(Section):
 
     architecture: str = Field("eagle3", description="draft architecture")
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
+    hidden_size: PositiveInt | None = Field(
+        None,
+        description="width of the draft; another than the target's makes it carry an embedding of its own",
+    )
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
