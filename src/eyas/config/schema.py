@@ -141,6 +141,13 @@ class TrainSettings(Section):
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
     device: str = Field("auto", description="cpu, cuda, or auto")
+    num_gpus: PositiveInt = Field(
+        1, description="GPUs of this machine that share each step's micro-batches; under torchrun, its own"
+    )
+
+
+# What says where training runs, and nothing about what comes out.
+MACHINE_SETTINGS = {"device", "num_gpus"}
 
 
 class ExportSettings(Section):
