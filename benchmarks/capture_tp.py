@@ -30,7 +30,8 @@ from safetensors.torch import save_file
 from eyas.config.schema import VllmSettings
 from eyas.engines.probe import STATE_TOLERANCE, ProbeError, layer_names, probe, probe_samples, row_norms
 from eyas.engines.vllm.engine import VllmEngine
-from eyas.targets.teacher import read_teacher
+from eyas.targets.teacher import TeacherHead
+from eyas.targets.weights import read_tensor
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 COMMON = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
@@ -221,7 +222,8 @@ def equality(options: argparse.Namespace, scratch: Path) -> None:
     config = write_config(folder, options, **changes)
     write_weights(folder, config, getattr(torch, options.dtype))
     spec = read_spec(folder, options.dtype)
-    teacher = read_teacher(folder, spec).to("cpu", torch.float32)
+    norm, head = (read_tensor(folder, f"{name}.weight") for name in ("model.norm", "lm_head"))
+    teacher = TeacherHead(norm, head, head, "rms", config["rms_norm_eps"], None, 1.0).to("cpu", torch.float32)
     samples = [s for n in options.lengths for s in make_samples(n, 8 * n, spec)]
     first: dict[str, torch.Tensor] = {}
     for size in options.tp:
@@ -229,16 +231,16 @@ def equality(options: argparse.Namespace, scratch: Path) -> None:
         engine = start(folder, spec, options, dummy=False)
         try:
             probed = probe(engine, spec, probe_samples(samples), lambda last: teacher.logits(last.float()))
-            passed, digests = True, len(engine.witness(probed.samples[:1])[0].rank_digests)  # type: ignore[union-attr]
+            passed, digests = "passed", len(engine.witness(probed.samples[:1])[0].rank_digests)  # type: ignore[union-attr]
         except ProbeError as error:
             note(str(error))
-            passed, digests = False, 0
+            passed, digests = error.what, 0
         found = {
             i.sample.sample_id: joined(i) for i in engine.capture(samples) if isinstance(i, HiddenStates)
         }
         out = {
             "part": "equality",
-            "probe_passed": passed,
+            "probe": passed,
             "ranks_compared": digests,
             "lost": len(samples) - len(found),
         }
