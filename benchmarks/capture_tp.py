@@ -155,8 +155,8 @@ def write_weights(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> N
         if len(shape) == 1:
             fill = 0.0 if name.endswith("bias") else 1.0
             return torch.full(shape, fill, dtype=dtype)
-        # A router of wide scores: where two experts tie, rounding chooses, and ranks round differently.
-        scale = 1.0 if name.endswith("mlp.gate.weight") else shape[1] ** -0.5
+        # A router of wide scores, short of where a sigmoid is flat: where experts tie, rounding chooses.
+        scale = (2.0 if name.endswith("mlp.gate.weight") else 1.0) * shape[1] ** -0.5
         start = (start + 7919) % (1 << 25)
         flat = torch.empty(shape[0] * shape[1], dtype=dtype)
         piece = len(pool) - (1 << 25)
