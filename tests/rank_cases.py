@@ -21,13 +21,16 @@ from train_cases import EPS, THETA, Case, make_case
 LENGTHS = (20, 31, 17, 24, 29, 16, 22, 27, 30, 18, 25, 21, 19, 26, 23, 28)
 
 
-def run_ranks(size: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return what ``work(ranks, *arguments)`` returned on each of ``size`` gloo ranks."""
+def run_ranks(
+    size: int, folder: Path, work: Callable[..., Any], *arguments: Any, backend: str = "gloo"
+) -> list[Any]:
+    """Return what ``work(ranks, *arguments)`` returned on each of ``size`` ranks."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "eyas.train.loop"])
     folder.mkdir(exist_ok=True)
     processes = [
-        context.Process(target=_rank_main, args=(rank, size, folder, work, arguments)) for rank in range(size)
+        context.Process(target=_rank_main, args=(rank, size, folder, backend, work, arguments))
+        for rank in range(size)
     ]
     for process in processes:
         process.start()
@@ -43,9 +46,13 @@ def run_ranks(size: int, folder: Path, work: Callable[..., Any], *arguments: Any
     return results
 
 
-def _rank_main(rank: int, size: int, folder: Path, work: Callable[..., Any], arguments: Any) -> None:
+def _rank_main(
+    rank: int, size: int, folder: Path, backend: str, work: Callable[..., Any], arguments: Any
+) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     try:
         result = work(Ranks(rank, size), *arguments)
     except BaseException:
@@ -117,7 +124,7 @@ def trainer_of(
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in trainer.draft.trainable().items()}
+    return {n: p.detach().cpu().clone() for n, p in trainer.draft.trainable().items()}
 
 
 def use_written_out_backward(trainer: Trainer) -> None:
@@ -136,17 +143,22 @@ def use_written_out_backward(trainer: Trainer) -> None:
 
 
 def train_together(
-    ranks: Ranks, root: Path, written_out: bool, stop_after: int | None, poisoned: tuple[int, ...] = ()
+    ranks: Ranks,
+    root: Path,
+    written_out: bool,
+    stop_after: int | None,
+    poisoned: tuple[int, ...] = (),
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train a small draft for two epochs of four steps and return what came of it."""
-    case = make_case(3, LENGTHS)
+    case = make_case(3, LENGTHS, head_dim=16)
     states = case.states
     for i in poisoned:
         states[i] = HiddenStates(
             states[i].sample, torch.full_like(states[i].aux, float("nan")), states[i].last
         )
     trainer = trainer_of(
-        case, root, states, ranks=ranks, micro_batches=4, num_epochs=2, validate_every=3, save_every=2
+        case, root, states, device, ranks, micro_batches=4, num_epochs=2, validate_every=3, save_every=2
     )
     if written_out:
         use_written_out_backward(trainer)

@@ -86,7 +86,7 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     )
     ranks.check_same(
         "the draft to begin with",
-        fingerprint([float(p.double().sum()) for p in trainer.draft.trainable().values()]),
+        fingerprint([float(p.detach().sum(dtype=torch.float64)) for p in trainer.draft.trainable().values()]),
         hint="the target's folder must hold the same files on every machine",
     )
     trainer.run()
