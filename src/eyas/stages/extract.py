@@ -1,16 +1,17 @@
 """extract: the target's hidden states for every sample, into a store."""
 
+import collections
 import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from eyas.data.prepared import SPLITS, read_manifest, read_samples
+from eyas.data.prepared import SPLITS, Split, read_manifest, read_samples
 from eyas.engines.base import Engine, Witness
 from eyas.engines.probe import Probed, outside_envelope, probe, probe_again, probe_samples
 from eyas.errors import ContractError, UserError
@@ -23,16 +24,25 @@ from eyas.stages.shelf import Check, Shelf, check_states
 from eyas.stages.statistics import table_of
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
+from eyas.targets.size import weight_bytes
 from eyas.targets.teacher import TeacherHead, read_teacher
+from eyas.targets.weights import Weights
 from eyas.types import TokenizedSample
 
 # A target of at most this size is also loaded into transformers, to compare the engine with.
 REFERENCE_BYTES = 2 << 30
+# Samples kept of each split to make the probe's from.
+_NUM_EXAMPLES = 50
 
 
 def extract(context: RunContext) -> None:
     """Probe the engine, capture what is missing shard by shard, probe again."""
     config = context.config
+    if config.extract.endpoint is not None and config.extract.engine != "vllm":
+        raise UserError(
+            f"extract.endpoint is a vLLM server's, but extract.engine is {config.extract.engine!r}",
+            hint="set extract.engine=vllm, or leave the endpoint out",
+        )
     if config.extract.prepared_data is not None:
         adopt(context, config.extract.prepared_data)
     inputs = {
@@ -48,8 +58,6 @@ def extract(context: RunContext) -> None:
                 "than the target's",
                 hint="prepare the data again for this target",
             )
-    samples = {split: list(read_samples(context.samples_folder, split)) for split in SPLITS}
-    _check_samples([s for split in SPLITS for s in samples[split]], context)
     # The run's own folder is locked already; states elsewhere may be wanted by another run.
     elsewhere = config.extract.states_dir is not None
     with context.states_folder.lock() if elsewhere else nullcontext():
@@ -58,7 +66,7 @@ def extract(context: RunContext) -> None:
                 (context.states_folder / split).clear()
         if not begin(context, "extract", inputs, lambda: _is_whole(context)):
             return
-        works = [_Work(context, split, samples[split], manifest["fingerprint"]) for split in SPLITS]
+        works = [_Work(context, split, manifest) for split in SPLITS]
         works_to_do = [work for work in works if work.missing]
         if works_to_do:
             _capture(context, works_to_do)
@@ -74,34 +82,58 @@ def _is_whole(context: RunContext) -> bool:
 
 
 class _Work:
-    """One split: its store and the shards that are not there yet."""
+    """One split: its store and the shards that are not there yet. Samples are read when they are needed."""
 
-    def __init__(
-        self, context: RunContext, split: str, samples: list[TokenizedSample], data_fingerprint: str
-    ) -> None:
-        self.split, self.samples = split, samples
+    def __init__(self, context: RunContext, split: Split, manifest: dict[str, Any]) -> None:
+        self.split, self.source = split, context.samples_folder
+        lengths, self.examples = _scan(context, split, manifest["counts"].get(f"{split}_samples", 0))
+        self.num_tokens = sum(lengths)
         self.folder = context.states_folder / split
         extract = context.config.extract
         per_token = stored_bytes_per_token(context.spec, extract.states_dtype)
-        self.bounds = plan_shards([len(s) for s in samples], per_token, extract.shard_bytes)
-        data = fingerprint([data_fingerprint, split])
-        self.writer = ShardWriter(
-            self.folder, StoreManifest(context.spec, data, self.bounds, extract.states_dtype)
-        )
+        self.bounds = plan_shards(lengths, per_token, extract.shard_bytes)
+        data = fingerprint([manifest["fingerprint"], split])
+        contract = StoreManifest(context.spec, data, self.bounds, extract.states_dtype)
+        self.writer = ShardWriter(self.folder, contract)
         self.missing = self.writer.missing()
+        self.missing_tokens = sum(sum(lengths[self.bounds[n] : self.bounds[n + 1]]) for n in self.missing)
 
-    def part(self, shard: int) -> list[TokenizedSample]:
-        return self.samples[self.bounds[shard] : self.bounds[shard + 1]]
+    def parts(self) -> Iterator[tuple[int, list[TokenizedSample]]]:
+        """Yield the missing shards with their samples, one after the other."""
+        samples, missing = read_samples(self.source, self.split), set(self.missing)
+        for number, (start, end) in enumerate(itertools.pairwise(self.bounds)):
+            part = itertools.islice(samples, end - start)
+            if number in missing:
+                yield number, list(part)
+            else:
+                collections.deque(part, maxlen=0)
+
+
+def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int], list[TokenizedSample]]:
+    """Check every sample; return their lengths, and some with the longest among them, to probe with."""
+    check = _make_check(context)
+    lengths: list[int] = []
+    examples: list[TokenizedSample] = []
+    longest: TokenizedSample | None = None
+    for sample in read_samples(context.samples_folder, split):
+        check(sample)
+        if len(lengths) % max(1, num_samples // _NUM_EXAMPLES) == 0:
+            examples.append(sample)
+        lengths.append(len(sample))
+        if longest is None or len(sample) > len(longest):
+            longest = sample
+    return lengths, examples + ([longest] if longest is not None else [])
 
 
 def _capture(context: RunContext, works: list[_Work]) -> None:
     config = context.config.extract
-    engine: Engine = context.make_engine(
-        config.engine, batch_tokens=config.batch_tokens, batch_size=config.batch_size
-    )
+    settings: dict[str, Any] = {"batch_tokens": config.batch_tokens, "batch_size": config.batch_size}
+    if config.endpoint is not None:
+        settings["endpoint"] = config.endpoint
+    engine: Engine = context.make_engine(config.engine, **settings)
     try:
         teacher = read_teacher(context.target_folder, context.spec)
-        samples = [s for work in works for s in work.samples]
+        samples = [s for work in works for s in work.examples]
         probed = _probe(context, engine, teacher, samples)
         check = functools.partial(
             check_states,
@@ -124,7 +156,7 @@ def _probe(
     engine.witness([])  # some engines start when they are first asked
     say(f"extract: {context.config.extract.engine} started in {time.monotonic() - started:.0f} s; probing it")
     reference = None
-    size = sum(p.stat().st_size for p in context.target_folder.glob("*.safetensors"))
+    size = weight_bytes(Weights(context.target_folder))
     if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
         reference = context.make_engine("transformers")
     try:
@@ -156,15 +188,14 @@ def _last_check(
 
 def _capture_split(engine: Engine, work: _Work, check: Check, max_failures: int) -> int:
     """Capture the missing shards of one split; return how many samples failed."""
-    shelf = Shelf(work.writer, {n: work.part(n) for n in work.missing}, check, max_failures)
-    num_tokens = sum(len(s) for n in work.missing for s in work.part(n))
+    shelf = Shelf(work.writer, check, max_failures)
     # An engine that does not stream holds all it is given, so it is given one shard at a time.
-    together = [work.missing] if engine.streams else [[n] for n in work.missing]
+    together = [work.parts()] if engine.streams else ([part] for part in work.parts())
     try:
-        with Progress(f"extract {work.split}", num_tokens, "tokens") as progress:
+        with Progress(f"extract {work.split}", work.missing_tokens, "tokens") as progress:
             started = time.monotonic()
-            for shards in together:
-                for item in engine.capture(_samples_of(work, shards)):
+            for parts in together:
+                for item in engine.capture(shelf.feed(parts)):
                     shelf.put(item)
                     rate = shelf.written_bytes / 2**20 / max(time.monotonic() - started, 1e-9)
                     note = f"{rate:,.0f} MiB/s to disk, engine waited {shelf.blocked_s:.1f} s for it"
@@ -173,10 +204,6 @@ def _capture_split(engine: Engine, work: _Work, check: Check, max_failures: int)
     finally:
         shelf.close()
     return len(shelf.failures)
-
-
-def _samples_of(work: _Work, shards: list[int]) -> Iterator[TokenizedSample]:
-    return itertools.chain.from_iterable(work.part(n) for n in shards)
 
 
 def _finish(context: RunContext, works: list[_Work]) -> None:
@@ -195,7 +222,7 @@ def _finish(context: RunContext, works: list[_Work]) -> None:
         "layers": {s: dict(zip(map(str, ids), t, strict=False)) for s, t in tables.items()},
     }
     finish(context, "extract", fingerprints, **facts)
-    num_tokens = sum(len(s) for work in works for s in work.samples)
+    num_tokens = sum(work.num_tokens for work in works)
     say(f"extract: {size / 2**20:,.0f} MiB of hidden states, {size / max(num_tokens, 1):,.0f} bytes a token")
     for layer_id, row in zip(ids, tables["train"], strict=False):
         say(
@@ -205,17 +232,19 @@ def _finish(context: RunContext, works: list[_Work]) -> None:
     next_command(context, "extract")
 
 
-def _check_samples(samples: list[TokenizedSample], context: RunContext) -> None:
-    """Refuse before anything is loaded what no engine can compute."""
+def _make_check(context: RunContext) -> Callable[[TokenizedSample], None]:
+    """Return what refuses, before anything is loaded, a sample that no engine can compute."""
     spec, max_length = context.spec, context.config.data.max_length
     limit, name = min(
         (max_length, "data.max_length"), (spec.max_position_embeddings, "the target's positions")
     )
-    for sample in samples:
+
+    def check(sample: TokenizedSample) -> None:
         if sample.input_ids.max() >= spec.vocab_size:
-            raise ContractError(
+            raise UserError(
                 f"sample {sample.sample_id} has token id {sample.input_ids.max()}, "
-                f"the target only {spec.vocab_size}"
+                f"the target only {spec.vocab_size}",
+                hint="the ids are another tokenizer's: prepare the data again for this target",
             )
         if len(sample) > limit:
             raise UserError(
@@ -224,3 +253,5 @@ def _check_samples(samples: list[TokenizedSample], context: RunContext) -> None:
                 if name != "data.max_length"
                 else f"set data.max_length={len(sample)} (--max-seq-len)",
             )
+
+    return check

@@ -3,6 +3,8 @@
 import shutil
 from collections.abc import Callable
 
+from torch.distributed import is_torchelastic_launched
+
 from eyas import registry
 from eyas.errors import UserError
 from eyas.files import remove_litter
@@ -46,6 +48,9 @@ def run_stage(context: RunContext, name: str) -> None:
     run_dir, folder = context.config.run_dir, context.folder(name)
     new_run, new_stage = not run_dir.exists(), not folder.exists()
     try:
+        if is_torchelastic_launched():  # one of several ranks; the command that started them holds the lock
+            _run_locked(context, name, new_run, new_stage)
+            return
         with hold(run_dir / ".lock", str(run_dir)):
             remove_litter(run_dir)
             _run_locked(context, name, new_run, new_stage)
