@@ -107,6 +107,16 @@ def inspect_prepared(
     _guarded(debug, _inspect_prepared, path, num_samples, sample_id, settings)
 
 
+@inspect.command("states")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@click.option("--verify", is_flag=True, help="only check every shard against its checksum")
+@click.option("--debug", is_flag=True, help="show a traceback for an error")
+@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+def inspect_states(path: Path | None, verify: bool, debug: bool, settings: tuple[str, ...]) -> None:
+    """Show figures of the hidden states by layer, and their histograms as a page; or verify every byte."""
+    _guarded(debug, _inspect_states, path, verify, settings)
+
+
 @cli.command("config")
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
 @click.option("--keys", is_flag=True, help="list every setting with its meaning")
@@ -159,6 +169,17 @@ def _inspect_prepared(
     from eyas.stages.inspect import inspect_prepared
 
     inspect_prepared(RunContext(loaded), num_samples, sample_id)
+
+
+def _inspect_states(path: Path | None, verify: bool, settings: tuple[str, ...]) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages import inspect_states
+    from eyas.stages.context import RunContext
+
+    show = inspect_states.verify_states if verify else inspect_states.inspect_states
+    show(RunContext(loaded))
 
 
 def _show_config(path: Path | None, keys: bool, settings: tuple[str, ...]) -> None:
