@@ -105,9 +105,11 @@ def sample_of(sample_id: str, ids: Sequence[int] | np.ndarray) -> TokenizedSampl
     )
 
 
-def mixed_samples(lengths: Sequence[int], seed: int = 0) -> list[TokenizedSample]:
+def mixed_samples(
+    lengths: Sequence[int], seed: int = 0, vocab_size: int = VOCAB_SIZE
+) -> list[TokenizedSample]:
     rng = np.random.default_rng(seed)
-    return [sample_of(f"s{i}", rng.integers(3, VOCAB_SIZE, n)) for i, n in enumerate(lengths)]
+    return [sample_of(f"s{i}", rng.integers(3, vocab_size, n)) for i, n in enumerate(lengths)]
 
 
 def states_by_id(items: Any) -> dict[str, torch.Tensor]:
@@ -138,5 +140,6 @@ def worst_difference(found: dict[str, torch.Tensor], known: dict[str, torch.Tens
         two = known[sample_id].float()
         assert one.shape == two.shape
         difference = (one.float() - two).norm(dim=(0, 2)) / two.norm(dim=(0, 2))
+        assert difference.isfinite().all(), f"states of {sample_id} are not finite"
         worst = max(worst, float(difference.amax()))
     return worst

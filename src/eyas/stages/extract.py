@@ -22,7 +22,9 @@ from eyas.stages.shelf import Shelf, check_states
 from eyas.stages.statistics import read_table
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
+from eyas.targets.size import weight_bytes
 from eyas.targets.teacher import read_teacher
+from eyas.targets.weights import Weights
 from eyas.types import TokenizedSample
 
 # A target of at most this size is also loaded into transformers, to compare the engine with.
@@ -128,7 +130,7 @@ def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) 
     engine.witness([])  # some engines start when they are first asked
     say(f"extract: {context.config.extract.engine} started in {time.monotonic() - started:.0f} s; probing it")
     reference = None
-    size = sum(p.stat().st_size for p in context.target_folder.glob("*.safetensors"))
+    size = weight_bytes(Weights(context.target_folder))
     if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
         reference = context.make_engine("transformers")
     try:

@@ -188,5 +188,6 @@ def _environment(plan: Plan) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # A refused configuration says why on the line below.
+    return " ".join(line.strip() for line in lines[: 2 if "validation error" in lines[0] else 1])

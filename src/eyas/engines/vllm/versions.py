@@ -29,9 +29,28 @@ DEEPSEEK = (
     "KimiK25ForConditionalGeneration",
 )
 # Layers of several kinds (attention and state space): their states are kept in several KV groups.
-HYBRID = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
-# Models that do not support the facility; hooks do.
-HOOKS_ONLY = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+HYBRID = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+# Models that do not support the facility (nor EAGLE-3 drafts) in vLLM, up to 0.32; hooks do.
+HOOKS_ONLY = (
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GlmForCausalLM",
+    "GraniteMoeForCausalLM",
+    "MixtralForCausalLM",
+    "PhiForCausalLM",
+    "PhiMoEForCausalLM",
+    "Qwen2MoeForCausalLM",
+)
 
 
 @dataclass(frozen=True)
