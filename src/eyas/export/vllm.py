@@ -34,7 +34,7 @@ class VllmExporter:
             in_draft[ids] = True
             tensors["t2d"] = in_draft
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        write_json(folder / "config.json", _engine_config(draft.config, spec, vocab))
+        write_json(folder / "config.json", engine_config(draft.config, spec, vocab))
 
     @torch.no_grad()
     def verify(
@@ -117,7 +117,7 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     return draft.logits(draft.carry(draft.finish(attended[0].transpose(0, 1), hidden)))
 
 
-def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
+def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
     ids = list(spec.aux_layer_ids)
     rope = dict(config.rope_parameters)
     scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
