@@ -341,7 +341,7 @@ def parse() -> Namespace:
         help="tokens per target forward, as measured for a draft",
     )
     add("--num-draft-tokens", type=numbers, default=[3], help="values of K, such as 1,3,5")
-    add("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 64], help="requests that run together")
+    add("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 48, 64], help="requests at a time")
     add("--prompt-tokens", type=int, default=512)
     add("--max-tokens", type=int, default=384, help="of each answer")
     add("--dtype", default="bfloat16")

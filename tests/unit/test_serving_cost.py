@@ -37,7 +37,7 @@ def points(num_draft_tokens: tuple[int, ...], noise: float = 0.0) -> list[object
         128,
     )
     out = []
-    for i, (k, b) in enumerate((k, b) for k in num_draft_tokens for b in (1, 2, 4, 8, 16, 32, 64)):
+    for i, (k, b) in enumerate((k, b) for k in num_draft_tokens for b in (1, 2, 4, 8, 16, 32, 48, 64)):
         blank = cost.Point(b, k, 500.0 + 40 * k, 1.0)
         out.append(cost.Point(b, k, blank.context_tokens, truth.round_ms(blank) * (1 + noise * (-1) ** i)))
     return out
