@@ -57,17 +57,30 @@ def _add_stage(name: str, summary: str) -> None:
         **flags: Any,
     ) -> None:
         if endpoint:
-            settings = (*settings, f"regenerate.endpoint={endpoint}")
+            settings = (*settings, f"{name}.endpoint={endpoint}")
+        if name == "evaluate" and (engine := flags.pop("engine")):
+            settings = (*settings, f"evaluate.engine={engine}")
         _guarded(debug, _run_stage, name, path, fresh, settings, flags)
 
-    if name == "regenerate":
+    if name in ("regenerate", "evaluate"):
         _ENDPOINT(command)
+    if name == "evaluate":
+        click.option("--engine", type=click.Choice(["transformers", "vllm"]), help="engine that decodes")(
+            command
+        )
     for flag in reversed(EXTRACT_FLAGS if name == "extract" else ()):
         click.option(flag.name, type=flag.kind, help=flag.help)(command)
 
 
 _ENDPOINT = click.option(
-    "--endpoint", metavar="URL", help="OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1"
+    "--endpoint",
+    metavar="URL",
+    help="running OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1",
+)
+_ENGINE = click.option(
+    "--engine",
+    type=click.Choice(["transformers", "vllm"]),
+    help="vllm: measure the draft there as well, and compare",
 )
 for _name, _summary in _VERBS.items():
     _add_stage(_name, _summary)

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 
 from eyas import registry
+from eyas.config.schema import EvaluateSettings
 from eyas.errors import UserError
 from eyas.layer_ids import to_sglang
 from eyas.progress import say
@@ -68,5 +69,24 @@ def check_settings(context: RunContext) -> None:
         (registry.EXPORTERS, config.export.format, "export format"),
     ):
         registry.check(table, name, kind)
+    _check_evaluation(config.evaluate)
     to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
     draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
+
+
+def _check_evaluation(settings: EvaluateSettings) -> None:
+    if settings.engine == "transformers" and not settings.endpoint:
+        if not settings.in_process:
+            raise UserError(
+                "evaluate.in_process is false and no engine is named", hint="set evaluate.engine=vllm"
+            )
+        served_only = ("benchmarks", "further_draft_tokens")
+        if unread := [name for name in served_only if getattr(settings, name)]:
+            raise UserError(
+                f"evaluate.{unread[0]} is measured in an engine that serves, and none is named",
+                hint="set evaluate.engine=vllm, or evaluate.endpoint=URL",
+            )
+    elif settings.engine == "vllm":
+        from eyas.engines.vllm.versions import installed_version
+
+        installed_version()

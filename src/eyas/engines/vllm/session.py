@@ -60,12 +60,12 @@ class Session:
         self._closing = threading.Event()
         before = set(multiprocessing.active_children())
         try:
-            with _environment(plan):
+            with environment(plan):
                 self.llm = _start(plan, self.staging)
                 self.engine: Any = self.llm.llm_engine
             processes = set(multiprocessing.active_children()) - before
             if processes:
-                threading.Thread(target=self._watch, args=(processes,), daemon=True).start()
+                watch(self.engine.engine_core, processes, self._closing)
             self._check_model()
             if plan.way == "worker":
                 arguments = (plan.spec.num_layers, list(plan.layer_ids), str(self.staging))
@@ -80,18 +80,9 @@ class Session:
             return list(self.engine.step())
         except Exception as error:
             raise EyasError(
-                f"vLLM stopped: {_first_line(error)}",
+                f"vLLM stopped: {first_line(error)}",
                 hint="complete shards are kept: run the same command again; its log is above",
             ) from error
-
-    def _watch(self, processes: set[Any]) -> None:
-        """Wake a waiting ``step`` when an engine process dies: vLLM notes it and waits on for ever."""
-        core = self.engine.engine_core
-        while not self._closing.is_set():
-            if multiprocessing.connection.wait([p.sentinel for p in processes], timeout=0.5):
-                if not self._closing.is_set():
-                    core.outputs_queue.put_nowait(RuntimeError("an engine process has ended"))
-                return
 
     def close(self) -> None:
         self._closing.set()
@@ -116,6 +107,19 @@ class Session:
                     raise ContractError(
                         f"vLLM's rank {rank} has loaded a model with {key} {found[key]}, expected {value}"
                     )
+
+
+def watch(core: Any, processes: set[Any], closing: threading.Event) -> None:
+    """Wake a waiting ``step`` when an engine process dies: vLLM notes it and waits on for ever."""
+
+    def wait() -> None:
+        while not closing.is_set():
+            if multiprocessing.connection.wait([p.sentinel for p in processes], timeout=0.5):
+                if not closing.is_set():
+                    core.outputs_queue.put_nowait(RuntimeError("an engine process has ended"))
+                return
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def further_arguments(words: tuple[str, ...], ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +219,7 @@ def _start(plan: Plan, staging: Path) -> Any:
         return LLM(**arguments)
     except Exception as error:
         raise EyasError(
-            f"vLLM did not start: {_first_line(error)}",
+            f"vLLM did not start: {first_line(error)}",
             hint="its own log is above; vllm.log_level=INFO shows more of it",
         ) from error
 
@@ -232,7 +236,7 @@ def _kv_cache_bytes(plan: Plan) -> int:
 
 
 @contextlib.contextmanager
-def _environment(plan: Plan) -> Iterator[None]:
+def environment(plan: Plan) -> Iterator[None]:
     """vLLM's switches that exist only as environment variables, while it starts."""
     ranks = plan.settings.tensor_parallel_size
     wanted = {
@@ -267,6 +271,6 @@ def _cores_of_ranks(ranks: int) -> str:
     return "|".join(",".join(map(str, share)) for share in shares)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
