@@ -118,6 +118,9 @@ class DraftSettings(Section):
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
     fc_norm: bool = Field(False, description="EAGLE-3.1: norm each aux layer before they are fused")
+    init_from: str | None = Field(
+        None, description="go on from this EAGLE-3 draft: a folder or hub id, native or speculators format"
+    )
     norm_output: bool = Field(False, description="EAGLE-3.1: later draft steps read the normed state")
 
 
@@ -146,7 +149,10 @@ class TrainSettings(Section):
 class ExportSettings(Section):
     """The folder that inference engines load."""
 
-    format: str = Field("vllm", description="exporter; vllm's folder also loads in SGLang")
+    format: str = Field(
+        "vllm", description="vllm: the native format, also SGLang's; or speculators, for vllm serve FOLDER"
+    )
+    include_embedding: bool = Field(False, description="write the target's embedding too; engines share it")
 
 
 class EvaluateSettings(Section):

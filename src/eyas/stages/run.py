@@ -15,6 +15,7 @@ from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
+from eyas.stages.start import read_start
 from eyas.stages.train import draft_config, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
@@ -59,7 +60,7 @@ def check_settings(context: RunContext) -> None:
     """Refuse what a late stage would refuse, before an early one works for hours.
 
     Raises: UserError for a name that nothing is registered under, aux layers that an engine cannot
-    serve, or a draft of an impossible shape.
+    serve, or a draft of an impossible shape or to start from.
     """
     config = context.config
     for table, name, kind in (
@@ -71,6 +72,7 @@ def check_settings(context: RunContext) -> None:
         registry.check(table, name, kind)
     _check_evaluation(config.evaluate)
     to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
+    read_start(context)
     draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
 
 
