@@ -48,13 +48,14 @@ class SpecCounters:
     def lengths(self, num_tokens: int, num_answers: int) -> tuple[float, float]:
         """Return the acceptance length of answers of ``num_tokens`` in all, as bounds (low, high).
 
-        An answer's first token comes from the prompt's forward pass; every later one from a round.
+        An answer's first token comes from the prompt's forward pass; every later one from a round. SGLang
+        does not count accepted tokens: each answer's last round may have lost one to the answer's end.
         """
         if not self.rounds:
             return float("nan"), float("nan")
         delivered = (num_tokens - num_answers) / self.rounds
-        counted = delivered if self.accepted is None else 1 + self.accepted / self.rounds
-        return min(delivered, counted), max(delivered, counted)
+        most = num_tokens / self.rounds if self.accepted is None else 1 + self.accepted / self.rounds
+        return min(delivered, most), max(delivered, most)
 
     @property
     def rates(self) -> list[float] | None:
