@@ -17,6 +17,9 @@ def test_lengths_agree_within_three_percent_of_their_bounds() -> None:
     assert same_length((2.0, 2.1), (1.95, 1.95))
     assert not same_length((2.0, 2.1), (2.2, 2.2))
     assert not same_length((2.0, 2.1), (1.9, 1.9))
+    nothing = (float("nan"), float("nan"))
+    assert same_length(nothing, nothing)
+    assert not same_length((2.0, 2.1), nothing)
 
 
 def test_figures_that_agree_break_no_contract() -> None:

@@ -1,5 +1,6 @@
 """What measurements of a served draft say: whether they agree with the prediction, and what to serve with."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,12 @@ class ServingPoint:
 
 
 def same_length(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether two acceptance lengths, each known to lie within bounds, may agree within 3 %."""
+    """Whether two acceptance lengths, each known to lie within bounds, may agree within 3 %.
+
+    Without rounds, where no answer needed one, both are NaN.
+    """
+    if math.isnan(one[0]) or math.isnan(other[0]):
+        return math.isnan(one[0]) and math.isnan(other[0])
     return one[0] <= other[1] * (1 + _TOLERANCE) and other[0] <= one[1] * (1 + _TOLERANCE)
 
 
