@@ -58,7 +58,7 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: str) -> None:
 def test_shards_are_bounded_in_bytes_unless_one_sample_is_larger() -> None:
     assert plan_shards([10, 10, 10, 50, 10], bytes_per_token=2, shard_bytes=40) == (0, 2, 3, 4, 5)
     assert plan_shards([10], 2, 1) == (0, 1)
-    assert plan_shards([], 2, 40) == (0, 0)
+    assert plan_shards([], 2, 40) == (0,)
 
 
 def test_a_store_without_samples_is_one_empty_shard(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_folder_without_a_manifest_holds_no_states(tmp_path: Path) -> None:
         ShardStore(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format_version": 1}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format_version": 2}'])
 def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ContractError, match="is damaged"):

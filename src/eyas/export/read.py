@@ -36,7 +36,7 @@ class StoredDraft:
     """A draft's folder, read. ``tensors`` are by Eagle3Draft's names; target_ids [W].
 
     ``aux_layer_ids`` are ours (stream after L layers), None where the folder does not name them and engines
-    take their defaults. ``embedding`` [V, D] is there when the folder has one. ``config`` is its JSON.
+    take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config`` its JSON.
     """
 
     shape: DraftConfig
@@ -55,7 +55,6 @@ def read_draft(folder: Path) -> StoredDraft:
     """
     config = read_config(folder)
     tensors = {_own_name(name): tensor for name, tensor in _read_tensors(folder).items()}
-    embedding = tensors.pop("embed_tokens.weight", None)
     inside = config.get("transformer_layer_config") or config
     d2t = tensors.pop("d2t", None)
     tensors.pop("t2d", None)
@@ -64,6 +63,7 @@ def read_draft(folder: Path) -> StoredDraft:
     if "fc.weight" not in tensors:
         raise ContractError(f"{folder} has unknown or missing tensors: ['fc.weight']")
     shape = _shape(config, inside, tensors)
+    embedding = None if shape.has_own_embedding else tensors.pop("embed_tokens.weight", None)
     if d2t is None and shape.vocab_size != shape.target_vocab_size:
         raise UserError(
             f"{folder} drafts {shape.vocab_size} of {shape.target_vocab_size} ids but has no d2t",
@@ -148,14 +148,13 @@ def _shape(
     target_width = config.get("target_hidden_size") or width
     if inside.get("num_hidden_layers", 1) != 1:
         raise UserError(f"the draft has {inside['num_hidden_layers']} layers, eyas takes one")
-    if target_width != width:
-        raise UserError(f"the draft is {width} wide, its target {target_width}: eyas takes equal widths")
     rope = dict(inside.get("rope_parameters") or inside.get("rope_scaling") or {})
     if "type" in rope:
         rope["rope_type"] = rope.pop("type")
     rope = {"rope_type": "default", "rope_theta": float(inside.get("rope_theta", 10000.0)), **rope}
     return DraftConfig(
         hidden_size=width,
+        target_hidden_size=target_width,
         num_aux_layers=tensors["fc.weight"].shape[1] // target_width,
         vocab_size=config.get("draft_vocab_size") or inside.get("draft_vocab_size") or inside["vocab_size"],
         target_vocab_size=inside["vocab_size"],

@@ -22,7 +22,7 @@ _UPPER_INPUT_NORM = re.compile(r"layers\.[1-9]\d*\.input_layernorm\.weight")
 
 
 class VllmExporter:
-    """Writes native EAGLE-3 tensor names; the embedding stays with the target, which both engines share."""
+    """Writes native EAGLE-3 tensor names; a shared embedding stays with the target."""
 
     def write(
         self,
@@ -37,7 +37,7 @@ class VllmExporter:
         for name in [n for n in tensors if _UPPER_INPUT_NORM.fullmatch(n)]:
             # SGLang calls it so in every layer, vLLM only in the first.
             tensors[name.replace("input_layernorm", "hidden_norm")] = tensors[name].clone()
-        if include_embedding:
+        if include_embedding and not draft.config.has_own_embedding:
             tensors["embed_tokens.weight"] = draft.embed_tokens.weight.detach().cpu().to(dtype).contiguous()
         if not vocab.is_full:
             ids = torch.from_numpy(vocab.target_ids)
@@ -87,10 +87,10 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
     """
     stored = read_draft(folder)
     shape = stored.shape
-    if (shape.target_vocab_size, shape.hidden_size) != tuple(embedding.shape):
+    if (shape.target_vocab_size, shape.target_hidden_size) != tuple(embedding.shape):
         raise ContractError(
             f"{folder} is a draft for a target of {shape.target_vocab_size} ids and width "
-            f"{shape.hidden_size}; this target has {tuple(embedding.shape)}",
+            f"{shape.target_hidden_size}; this target has {tuple(embedding.shape)}",
             hint="export the draft that was trained for this target",
         )
     if stored.embedding is not None and not torch.equal(
@@ -104,7 +104,8 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
     with torch.no_grad():
         for name, parameter in draft.trainable().items():
             parameter.copy_(stored.tensors[name])
-        draft.embed_tokens.weight.copy_(embedding)
+        if not shape.has_own_embedding:
+            draft.embed_tokens.weight.copy_(embedding)
     return draft, stored.target_ids, stored.config
 
 

@@ -129,10 +129,10 @@ def _check_target(folder: Path, stored: StoredDraft, name: str, print_only: bool
     text = text.get("text_config") or text
     found = (text.get("vocab_size"), text.get("hidden_size"))
     shape = stored.shape
-    if found != (shape.target_vocab_size, shape.hidden_size):
+    if found != (shape.target_vocab_size, shape.target_hidden_size):
         raise UserError(
             f"{folder} is a draft for a target of {shape.target_vocab_size} ids and width "
-            f"{shape.hidden_size}; {name} has {found[0]} and {found[1]}",
+            f"{shape.target_hidden_size}; {name} has {found[0]} and {found[1]}",
             hint="name the target that it was trained for with --target",
         )
     recorded = stored.config.get("eyas", {})

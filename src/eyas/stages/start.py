@@ -25,7 +25,7 @@ def read_start(context: RunContext) -> StoredDraft | None:
         return None
     stored = read_draft(start_folder(name))
     spec, shape = context.spec, stored.shape
-    found = (shape.target_vocab_size, shape.hidden_size)
+    found = (shape.target_vocab_size, shape.target_hidden_size)
     if found != (spec.vocab_size, spec.hidden_size):
         raise UserError(
             f"draft.init_from={name} is for a target of {found[0]} ids and width {found[1]}; this one has "
@@ -56,7 +56,7 @@ def vocab_of(stored: StoredDraft) -> VocabMap:
 
 
 def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -> Eagle3Draft:
-    """Build the stored draft, with the target's embedding.
+    """Build the stored draft, with the target's embedding where it is shared.
 
     Raises: UserError when it brings another embedding, which training would not see.
     """
@@ -71,6 +71,7 @@ def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -
     with torch.no_grad():
         for name, parameter in draft.trainable().items():
             parameter.copy_(stored.tensors[name])
-        draft.embed_tokens.weight.copy_(embedding)
+        if not stored.shape.has_own_embedding:
+            draft.embed_tokens.weight.copy_(embedding)
     say(f"train: going on from {context.config.draft.init_from}, in its shape and with its vocabulary")
     return draft

@@ -10,7 +10,7 @@ from eyas.errors import ContractError, UserError
 from eyas.files import flush_to_disk, read_json, write_json
 from eyas.types import TargetSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class StoreManifest:
 
 
 def plan_shards(lengths: Sequence[int], bytes_per_token: int, shard_bytes: int) -> tuple[int, ...]:
-    """Return shard bounds so that no shard of several samples exceeds ``shard_bytes``."""
+    """Return shard bounds so that no shard of several samples exceeds ``shard_bytes``; of none, no shard."""
     bounds, size = [0], 0
     for index, length in enumerate(lengths):
         if size and size + length * bytes_per_token > shard_bytes:
             bounds.append(index)
             size = 0
         size += length * bytes_per_token
-    return (*bounds, len(lengths))
+    return (*bounds, len(lengths)) if lengths else (0,)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ShardRecord:
     num_samples: int
     num_tokens: int
     num_bytes: int
-    sha256: str
+    checksum: str
     failures: tuple[tuple[str, str], ...] = ()  # (sample id, reason)
 
 

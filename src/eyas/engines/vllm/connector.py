@@ -4,15 +4,21 @@ It takes the scheduler's half from vLLM's example connector and replaces the wor
 copies through CUDA streams only, logs a failed write and goes on, and has no checksum.
 """
 
+import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stock
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from eyas.engines.vllm.staging import (
+    FACTS_KEY,
+    NAME_KEY,
+    WITNESS_PREFIX,
     StagedStates,
     layer_digests,
     write_digests,
@@ -20,18 +26,22 @@ from eyas.engines.vllm.staging import (
     write_states,
 )
 
-# Requests whose id starts so are written by rank 0 and checksummed on every rank.
-WITNESS_PREFIX = "witness-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a name alone: no folder of the asker's choice
 
 
 class EyasConnector(stock.ExampleHiddenStatesConnector):
-    """Rank 0 writes each finished request's states; every rank checksums those of a witness request."""
+    """Rank 0 writes the states of requests that name a file; every rank checksums those of a witness.
+
+    Other requests, such as the answers that a server gives besides, leave nothing.
+    """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         config = vllm_config.speculative_config.draft_model_config.hf_config
         # vLLM returns the layers ascending and each once, whatever was asked for.
         self._layer_ids = tuple(sorted(set(config.eagle_aux_hidden_state_layer_ids)))
+        self._facts = self._describe(vllm_config)
+        Path(self._storage_path).mkdir(parents=True, exist_ok=True)
         self._rank = 0
         self._is_copied: dict[str, Callable[[], bool]] = {}  # by request id
         self._fatal: BaseException | None = None
@@ -41,12 +51,37 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         return None
 
     # ------------------------------------------------------------- in the scheduler
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        meta = super().build_connector_meta(scheduler_output)
+        for request in scheduler_output.scheduled_new_reqs:
+            name = ((request.sampling_params and request.sampling_params.extra_args) or {}).get(NAME_KEY)
+            if isinstance(name, str) and _NAME.fullmatch(name):
+                self._request_filenames[request.req_id] = str(Path(self._storage_path) / name)
+            else:
+                self._request_filenames.pop(request.req_id, None)
+        return meta
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if request.num_computed_tokens < request.num_prompt_tokens:
             # Aborted in the middle of its prompt: the rest of its blocks holds other requests' states.
             self._request_filenames.pop(request.request_id, None)
             return False, None
-        return super().request_finished(request, block_ids)
+        delayed, params = super().request_finished(request, block_ids)
+        return delayed, {**params, FACTS_KEY: self._facts} if params else None
+
+    def _describe(self, config: Any) -> dict[str, Any]:
+        """Say what this engine is, for a client that did not start it."""
+        text = config.model_config.hf_text_config
+        return {
+            "vllm": vllm.__version__,
+            "layer_ids": list(self._layer_ids),
+            "num_layers": text.num_hidden_layers,
+            "hidden_size": config.model_config.get_hidden_size(),
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "num_ranks": config.parallel_config.tensor_parallel_size,
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "target": self._kv_transfer_config.get_from_extra_config("target", ""),
+        }
 
     # ------------------------------------------------------------- in each worker
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -78,31 +113,39 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         num_tokens = len(pending.token_ids)
         slots = (blocks * self._block_size + torch.arange(self._block_size)).flatten()[:num_tokens]
         if not cache.is_cuda:
-            states = stock.extract_from_kv_cache(cache, slots, num_tokens).contiguous()
-            self._executor.submit(self._write, path, states, pending.token_ids, lambda: None)
+            states = stock.extract_from_kv_cache(cache, slots, num_tokens)
+            staged = StagedStates.split(states, pending.token_ids, self._layer_ids)
+            self._executor.submit(self._write, path, staged, lambda: None)
             return lambda: True
         stream = self._get_copy_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Pinned, or the copy would wait for the forward pass that was just launched.
             on_device_slots = slots.pin_memory().to(cache.device, non_blocking=True)
-            on_device = stock.extract_from_kv_cache(cache, on_device_slots, num_tokens)
-            states = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
-            states.copy_(on_device, non_blocking=True)
+            states = stock.extract_from_kv_cache(cache, on_device_slots, num_tokens)
+            on_device = StagedStates.split(states, pending.token_ids, self._layer_ids)
+            lower, last = _to_pinned(on_device.lower), _to_pinned(on_device.last)
         event = torch.cuda.Event()
         event.record(stream)
-        self._executor.submit(self._write, path, states, pending.token_ids, event.synchronize)
+        staged = dataclasses.replace(on_device, lower=lower, last=last)
+        self._executor.submit(self._write, path, staged, event.synchronize)
         return event.query
 
-    def _write(self, path: Path, states: torch.Tensor, token_ids: torch.Tensor, wait: Callable) -> None:
+    def _write(self, path: Path, staged: StagedStates, wait: Callable[[], None]) -> None:
         try:
             wait()
             if path.name.startswith(WITNESS_PREFIX):
-                write_digests(path, self._rank, layer_digests(states))
+                write_digests(path, self._rank, layer_digests(staged.states))
             if self._rank == 0:
-                write_states(path, StagedStates(states, token_ids, self._layer_ids))
+                write_states(path, staged)
         except BaseException as error:
             try:
                 write_error(path, f"{type(error).__name__}: {error}")
             except OSError:
                 self._fatal = error
+
+
+def _to_pinned(on_device: torch.Tensor) -> torch.Tensor:
+    """Start copying to the host, on the current stream."""
+    host = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
+    return host.copy_(on_device, non_blocking=True)

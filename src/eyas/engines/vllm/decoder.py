@@ -13,8 +13,9 @@ from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.counters import SpecCounters, from_vllm
 from eyas.engines.served import Served
+from eyas.engines.vllm.arguments import Plan, engine_arguments
 from eyas.engines.vllm.engine import seed_of, to_completion
-from eyas.engines.vllm.session import Plan, environment, first_line, further_arguments, watch
+from eyas.engines.vllm.session import first_line, vllm_environment, watch
 from eyas.engines.vllm.versions import check_draft_support, check_parallel
 from eyas.errors import EyasError, UserError
 from eyas.types import Failure, TargetSpec
@@ -42,11 +43,20 @@ class VllmDecoder:
         check_draft_support(spec)
         self.spec, self.has_draft, self.in_process = spec, draft is not None, in_process
         self._numbers = itertools.count()
-        plan = Plan(folder, spec, settings, max_length, _BATCH_TOKENS, max_concurrency, trust_remote_code,
-                    in_process, None)  # fmt: skip
+        plan = Plan(
+            folder=folder,
+            spec=spec,
+            settings=settings,
+            max_model_len=max_length,
+            batch_tokens=_BATCH_TOKENS,
+            batch_size=max_concurrency,
+            trust_remote_code=trust_remote_code,
+            way=None,
+            in_process=in_process,
+        )
         self._closing = threading.Event()
         before = set(multiprocessing.active_children())
-        with environment(plan):
+        with vllm_environment(plan):
             self.llm = _start(plan, draft, num_draft_tokens)
         self.engine: Any = self.llm.llm_engine
         processes = set(multiprocessing.active_children()) - before
@@ -140,33 +150,16 @@ def _start(plan: Plan, draft: Path | None, num_draft_tokens: int) -> Any:
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    on_cpu = current_platform.is_cpu()
-    arguments: dict[str, Any] = {
-        "model": str(plan.folder),
-        "skip_tokenizer_init": True,
-        "trust_remote_code": plan.trust_remote_code,
-        "dtype": plan.spec.dtype,
-        "seed": 0,
-        "generation_config": "vllm",
-        "max_model_len": plan.max_model_len,
-        "max_num_seqs": plan.batch_size,
-        "tensor_parallel_size": plan.settings.tensor_parallel_size,
-        "enforce_eager": on_cpu,
-        "disable_log_stats": False,  # or there are no counters
-        "use_tqdm_on_load": False,
-    }
-    if plan.settings.kv_cache_bytes or on_cpu:
-        arguments["kv_cache_memory_bytes"] = plan.settings.kv_cache_bytes or _cache_bytes(plan)
-    else:
-        arguments["gpu_memory_utilization"] = plan.settings.gpu_memory_utilization
+    own: dict[str, Any] = {"skip_tokenizer_init": True, "use_tqdm_on_load": False}
+    own["disable_log_stats"] = False  # or there are no counters
     if draft is not None:
-        arguments["speculative_config"] = {
+        own["speculative_config"] = {
             "method": "eagle3",
             "model": str(draft),
             "num_speculative_tokens": num_draft_tokens,
         }
-    # Prompts are answered several times over: a cache of their prefixes would flatter the later ones.
-    arguments |= {"enable_prefix_caching": False} | further_arguments(plan.settings.engine_args, arguments)
+    # Prefix caching stays off: prompts are answered several times over, and it would flatter the later ones.
+    arguments = engine_arguments(plan, Path(), current_platform.is_cpu(), **own)
     try:
         return LLM(**arguments)
     except Exception as error:
@@ -174,11 +167,3 @@ def _start(plan: Plan, draft: Path | None, num_draft_tokens: int) -> Any:
             f"vLLM did not start: {first_line(error)}",
             hint="its own log is above; vllm.log_level=INFO shows more of it",
         ) from error
-
-
-def _cache_bytes(plan: Plan) -> int:
-    """On a CPU the cache is sized by us: room for all requests, and the draft's layer beside the target's."""
-    spec = plan.spec
-    itemsize = 4 if spec.dtype == "float32" else 2
-    per_token = 2 * (spec.num_layers + 1) * spec.num_key_value_heads * spec.head_dim * itemsize
-    return max(2 * plan.batch_size * plan.max_model_len * per_token, 64 << 20)
