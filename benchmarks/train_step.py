@@ -197,7 +197,7 @@ def main() -> None:
                 runner.weights.start()
                 result = runner.run(batch, targets, target_ids, 0.8, args.loss)
                 runner.weights.finish()
-            stepper.step(result.loss, batch.num_supervised)
+            stepper.step(result.loss, torch.full_like(result.loss, batch.num_supervised))
             if runner is not None and not is_cuda:
                 runner.weights.refresh()
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eyas.engines.transformers import TransformersEngine
+from eyas.engines.vllm.versions import installed_version, native_trouble
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 
 VOCAB_SIZE, NUM_LAYERS = 512, 4
@@ -87,6 +89,13 @@ def spec_of_model(folder: Path, aux_layer_ids: tuple[int, ...], dtype: str = "fl
         max_position_embeddings=config["max_position_embeddings"],
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
+
+
+def skip_where_refused(capture: str, spec: TargetSpec, num_ranks: int = 1) -> None:
+    """Skip a test of the native way under a vLLM that eyas refuses it for (see tests/vllm_matrix.py)."""
+    trouble = native_trouble(installed_version(), spec, num_ranks) if capture == "native" else None
+    if trouble:
+        pytest.skip(f"refused: this vLLM {trouble}")
 
 
 def sample_of(sample_id: str, ids: Sequence[int] | np.ndarray) -> TokenizedSample:
