@@ -17,7 +17,7 @@ from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.adopt import adopt
 from eyas.stages.context import RunContext, begin, finish, next_command
-from eyas.stages.shelf import Shelf, check_states
+from eyas.stages.shelf import Check, Shelf, check_states
 from eyas.stages.statistics import read_table
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
@@ -51,13 +51,16 @@ def extract(context: RunContext) -> None:
     stores = [context.folder("extract") / split for split in SPLITS]
     if not begin(context, "extract", inputs, lambda: not any(missing_shards(s) for s in stores)):
         return
-    works = [_Work(context, split, samples[split], manifest["fingerprint"]) for split in SPLITS]
+    works = [Work(context, split, samples[split], manifest["fingerprint"]) for split in SPLITS]
     works_to_do = [work for work in works if work.missing]
-    num_failures = _capture(context, works_to_do) if works_to_do else 0
+    capture = _capture
+    if config.extract.fleet is not None:
+        from eyas.stages.extract_fleet import capture_with_fleet as capture
+    num_failures = capture(context, works_to_do) if works_to_do else 0
     _finish(context, works, num_failures)
 
 
-class _Work:
+class Work:
     """One split: its store and the shards that are not there yet."""
 
     def __init__(
@@ -76,14 +79,14 @@ class _Work:
         return self.samples[self.bounds[shard] : self.bounds[shard + 1]]
 
 
-def _capture(context: RunContext, works: list[_Work]) -> int:
+def _capture(context: RunContext, works: list[Work]) -> int:
     """Return how many samples failed."""
     config = context.config.extract
     engine: Engine = context.make_engine(
         config.engine, batch_tokens=config.batch_tokens, batch_size=config.batch_size
     )
     try:
-        probed = _probe(context, engine, [s for work in works for s in work.samples])
+        probed = probe_engine(context, engine, [s for work in works for s in work.samples])
         num_failures = 0
         for work in works:
             num_failures += _capture_split(engine, work, probed, config.max_failures - num_failures)
@@ -93,7 +96,7 @@ def _capture(context: RunContext, works: list[_Work]) -> int:
     return num_failures
 
 
-def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
+def probe_engine(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
     spec = context.spec
     started = time.monotonic()
     engine.witness([])  # some engines start when they are first asked
@@ -116,11 +119,9 @@ def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) 
     return probed
 
 
-def _capture_split(engine: Engine, work: _Work, probed: Probed, max_failures: int) -> int:
+def _capture_split(engine: Engine, work: Work, probed: Probed, max_failures: int) -> int:
     """Capture the missing shards of one split; return how many samples failed."""
-    outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
-    check = functools.partial(check_states, outside=outside)
-    shelf = Shelf(work.writer, {n: work.part(n) for n in work.missing}, check, max_failures)
+    shelf = Shelf(work.writer, {n: work.part(n) for n in work.missing}, check_of(probed), max_failures)
     num_tokens = sum(len(s) for n in work.missing for s in work.part(n))
     # An engine that does not stream holds all it is given, so it is given one shard at a time.
     together = [work.missing] if engine.streams else [[n] for n in work.missing]
@@ -139,11 +140,18 @@ def _capture_split(engine: Engine, work: _Work, probed: Probed, max_failures: in
     return len(shelf.failures)
 
 
-def _samples_of(work: _Work, shards: list[int]) -> Iterator[TokenizedSample]:
+def check_of(probed: Probed) -> Check:
+    """Return the check of each sample's states against what the probe saw."""
+    return functools.partial(
+        check_states, outside=functools.partial(outside_envelope, envelope=probed.envelope[:-1])
+    )
+
+
+def _samples_of(work: Work, shards: list[int]) -> Iterator[TokenizedSample]:
     return itertools.chain.from_iterable(work.part(n) for n in shards)
 
 
-def _finish(context: RunContext, works: list[_Work], num_failures: int) -> None:
+def _finish(context: RunContext, works: list[Work], num_failures: int) -> None:
     spec = context.spec
     fingerprints = {work.split: ShardStore(work.folder).fingerprint for work in works}
     size = sum(p.stat().st_size for p in Path(context.folder("extract")).rglob("*.safetensors"))
