@@ -38,6 +38,7 @@ def build(shape: dict[str, int], device: torch.device) -> tuple[Eagle3Draft, Tea
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = DraftConfig(
         hidden_size=shape["D"],
+        target_hidden_size=shape["D"],
         num_aux_layers=3,
         vocab_size=shape["W"],
         target_vocab_size=shape["V"],

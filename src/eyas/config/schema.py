@@ -87,6 +87,9 @@ class ExtractSettings(Section):
     prepared_data: Path | None = Field(
         None, description="samples from elsewhere: another run's prepared folder, or a JSONL of input_ids"
     )
+    endpoint: str | None = Field(
+        None, description="vLLM server that captures instead, started as eyas serve-capture --print shows"
+    )
     batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
     shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
@@ -132,6 +135,10 @@ class DraftSettings(Section):
 
     architecture: str = Field("eagle3", description="draft architecture")
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
+    hidden_size: PositiveInt | None = Field(
+        None,
+        description="width of the draft; another than the target's makes it carry an embedding of its own",
+    )
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")

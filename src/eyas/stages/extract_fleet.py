@@ -12,7 +12,7 @@ import torch
 import eyas
 from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
-from eyas.data.prepared import SPLITS, read_manifest, read_samples
+from eyas.data.prepared import SPLITS, Split, read_manifest
 from eyas.engines.probe import probe_again
 from eyas.errors import EyasError, UserError
 from eyas.files import sha256_of_file
@@ -20,7 +20,7 @@ from eyas.progress import Progress, say
 from eyas.scale.cluster import check_room, cluster
 from eyas.scale.fleet import Fleet
 from eyas.stages.context import RunContext
-from eyas.stages.extract import Work, check_of, probe_engine
+from eyas.stages.extract import Work, check_of, make_engine, probe_engine
 from eyas.stages.shelf import Shelf
 from eyas.store.manifest import ShardRecord
 
@@ -28,7 +28,7 @@ from eyas.store.manifest import ShardRecord
 class Unit(NamedTuple):
     """A shard that one engine captures and writes."""
 
-    split: str
+    split: Split
     shard: int
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ def capture_with_fleet(context: RunContext, works: Sequence[Work]) -> int:
             hint=f"set extract.fleet.gpus_per_replica={ranks}",
         )
     units = [Unit(work.split, shard) for work in works for shard in work.missing]
-    num_tokens = sum(len(s) for work in works for n in work.missing for s in work.part(n))
+    num_tokens = sum(work.missing_tokens for work in works)
     make = functools.partial(ExtractWorker, _for_actors(context.loaded))
     num_failures = 0
     with cluster(config.ray.address, fleet.replicas):
@@ -105,7 +105,7 @@ class ExtractWorker:
     def __init__(self, loaded: LoadedConfig, name: str) -> None:
         self.context = RunContext(loaded)
         self.name = name
-        self.works: dict[str, Work] = {}
+        self.works: dict[Split, Work] = {}
 
     def facts(self) -> Mapping[str, str]:
         return _facts(self.context)
@@ -126,26 +126,20 @@ class ExtractWorker:
             self.engine.close()
 
     def _start(self) -> None:
-        config = self.context.config.extract
-        folder = self.context.samples_folder
-        fingerprint = read_manifest(folder)["fingerprint"]
-        samples = {split: list(read_samples(folder, split)) for split in SPLITS}
-        self.engine = self.context.make_engine(
-            config.engine, batch_tokens=config.batch_tokens, batch_size=config.batch_size
-        )
-        everything = [s for split in SPLITS for s in samples[split]]
-        self.probed = probe_engine(self.context, self.engine, everything)
-        self.works = {split: Work(self.context, split, samples[split], fingerprint) for split in SPLITS}
+        manifest = read_manifest(self.context.samples_folder)
+        works = {split: Work(self.context, split, manifest) for split in SPLITS}
+        self.engine = make_engine(self.context)
+        examples = [s for work in works.values() for s in work.examples]
+        self.probed = probe_engine(self.context, self.engine, examples)
+        self.works = works
 
-    def _capture(self, split: str, shards: Sequence[int]) -> Iterator[ShardRecord]:
+    def _capture(self, split: Split, shards: Sequence[int]) -> Iterator[ShardRecord]:
         if not shards:
             return
         work = self.works[split]
-        parts = {n: work.part(n) for n in shards}
-        max_failures = self.context.config.extract.max_failures
-        shelf = Shelf(work.writer, parts, check_of(self.probed), max_failures)
+        shelf = Shelf(work.writer, check_of(self.probed), self.context.config.extract.max_failures)
         try:
-            for item in self.engine.capture(s for part in parts.values() for s in part):
+            for item in self.engine.capture(shelf.feed(work.parts(shards))):
                 shelf.put(item)
                 yield from _drained(shelf.written)
             shelf.finish()

@@ -18,9 +18,7 @@ from eyas.progress import mute, say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore
-from eyas.targets.families import family_of
-from eyas.targets.teacher import TeacherHead, read_teacher
-from eyas.targets.weights import read_layer
+from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
 from eyas.train.launch import launch_ranks
 from eyas.train.loop import Trainer
@@ -127,9 +125,9 @@ def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eag
     """Build a draft of the configured shape that starts from the target's own weights."""
     draft = Eagle3Draft(draft_config(context, len(vocab)))
     norm = teacher.norm_weight + (1.0 if teacher.norm_kind == "rms_one_plus" else 0.0)
-    rows = teacher.head[torch.from_numpy(vocab.target_ids)]
-    layer = family_of(context.spec.architecture).layer.format(context.spec.num_layers - 1)
-    last_layer = read_layer(context.target_folder, layer)
+    # A scale of the logits becomes part of the draft's rows; engines apply none to a draft.
+    rows = teacher.head[torch.from_numpy(vocab.target_ids)] * teacher.logit_scale
+    last_layer = read_last_layer(context.target_folder, context.spec)
     draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed)
     return draft
 
@@ -148,6 +146,7 @@ def draft_config(context: RunContext, vocab_size: int) -> DraftConfig:
         shape.num_key_value_heads,
         shape.fc_norm,
         shape.norm_output,
+        shape.hidden_size,
     )
 
 

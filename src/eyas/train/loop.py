@@ -78,7 +78,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.dtype = getattr(torch, self.settings.compute_dtype)
         self.teacher = self.teacher.to(self.device, self.dtype)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not self.draft.config.has_own_embedding:
             # One embedding on the card, in the compute dtype; it is frozen, so nothing is lost.
             self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
         self.draft.to(self.device)
@@ -316,6 +316,6 @@ def fused_unroll(draft: Eagle3Draft, dtype: torch.dtype, device: torch.device) -
     if device.type != "cuda":
         return None
     if not FusedUnroll.fits(draft):
-        say("train: the GPU kernels do not fit the draft's heads; the plain path trains it, slower")
+        say("train: the GPU kernels do not fit the draft's shape; the plain path trains it, slower")
         return None
     return FusedUnroll(draft, dtype)

@@ -73,8 +73,10 @@ class FusedUnroll:
 
     @staticmethod
     def fits(draft: Eagle3Draft) -> bool:
-        """Whether the GPU kernels' tiles hold the draft's heads."""
+        """Whether the GPU kernels' tiles hold the draft's heads; none of them trains an embedding."""
         config = draft.config
+        if config.has_own_embedding:
+            return False
         group = config.num_attention_heads // config.num_key_value_heads
         return config.head_dim in (16, 32, 64, 128) and group <= 64
 
