@@ -143,6 +143,9 @@ class DraftSettings(Section):
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
     fc_norm: bool = Field(False, description="EAGLE-3.1: norm each aux layer before they are fused")
+    init_from: str | None = Field(
+        None, description="go on from this EAGLE-3 draft: a folder or hub id, native or speculators format"
+    )
     norm_output: bool = Field(False, description="EAGLE-3.1: later draft steps read the normed state")
 
 
@@ -178,17 +181,42 @@ MACHINE_SETTINGS = {"device", "num_gpus"}
 class ExportSettings(Section):
     """The folder that inference engines load."""
 
-    format: str = Field("vllm", description="exporter; vllm's folder also loads in SGLang")
+    format: str = Field(
+        "vllm", description="vllm: the native format, also SGLang's; or speculators, for vllm serve FOLDER"
+    )
+    include_embedding: bool = Field(False, description="write the target's embedding too; engines share it")
 
 
 class EvaluateSettings(Section):
     """Speculative decoding with the exported draft."""
 
     num_draft_tokens: PositiveInt = Field(3, description="K, draft tokens per target forward")
-    num_prompts: PositiveInt = Field(32, description="held-out prompts decoded")
+    num_prompts: PositiveInt = Field(
+        32, description="held-out prompts decoded, and prompts of each benchmark"
+    )
     max_new_tokens: int = Field(
         128, ge=2, description="tokens decoded for each prompt; the first needs no draft"
     )
+    in_process: bool = Field(
+        True, description="decode in this process; false for targets too large for transformers here"
+    )
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="vllm: measure the draft there as well, and compare"
+    )
+    endpoint: str | None = Field(
+        None, description="measure a server that runs with the draft, e.g. http://127.0.0.1:8000/v1"
+    )
+    benchmarks: tuple[str, ...] = Field(
+        (),
+        description="served besides held-out prompts: mt-bench, humaneval, gsm8k, files, hf:owner/name:split",
+    )
+    further_draft_tokens: tuple[PositiveInt, ...] = Field(
+        (), description="further K that are served and compared, e.g. [1, 5]"
+    )
+    concurrency: tuple[PositiveInt, ...] = Field(
+        (1, 2, 4, 8, 16, 32, 64), description="requests at a time that are served and compared"
+    )
+    temperatures: tuple[float, ...] = Field((0.0,), description="sampling temperatures that are served")
 
 
 class RunConfig(Section):

@@ -40,11 +40,9 @@ def export(context: RunContext) -> None:
     folder = context.folder("export")
     with atomic_folder(folder) as beside:
         (beside / "stage.json").write_bytes((folder / "stage.json").read_bytes())
-        exporter.write(beside, draft, context.spec, checkpoint.vocab)
+        exporter.write(beside, draft, context.spec, checkpoint.vocab, context.config.export.include_embedding)
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
     digest = sha256_of_file(folder / "model.safetensors")
     finish(context, "export", [digest, sha256_of_file(folder / "config.json")])
-    say(f"export: verified; serve it with: vllm serve {context.config.target.model} --speculative-config "
-        f'\'{{"method": "eagle3", "model": "{folder}", "num_speculative_tokens": '
-        f"{context.config.evaluate.num_draft_tokens}}}'")  # fmt: skip
+    say(f"export: verified; serve it with: eyas serve {folder} -k {context.config.evaluate.num_draft_tokens}")
     next_command(context, "export")
