@@ -11,7 +11,7 @@ from eyas.config.schema import TrainSettings
 from eyas.errors import ContractError
 from eyas.store.memory import MemoryStore
 from eyas.train.checkpoint import latest_checkpoint, read_checkpoint
-from eyas.train.loop import Trainer
+from eyas.train.loop import Trainer, compute_dtype
 from eyas.types import HiddenStates, TargetSpec, VocabMap
 from train_cases import EPS, THETA, Case, make_case
 
@@ -133,6 +133,13 @@ def test_micro_batches_add_up_to_one_batch(tmp_path: Path) -> None:
     assert all(torch.allclose(one[n], two[n], atol=1e-6) for n in one)
 
 
+def test_a_gpu_computes_in_bf16_and_a_cpu_in_fp32_unless_told_otherwise() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert compute_dtype(TrainSettings(), cpu) == torch.float32
+    assert compute_dtype(TrainSettings(), cuda) == torch.bfloat16
+    assert compute_dtype(TrainSettings(compute_dtype="float32"), cuda) == torch.float32
+
+
 @pytest.mark.parametrize("loss", ["kl", "lk", "hybrid"])
 def test_every_loss_falls(tmp_path: Path, loss: str) -> None:
     case = make_case(7, LENGTHS)
@@ -150,7 +157,8 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path) -> None:
     histories = []
     for device in ("cpu", "cuda"):
         case = make_case(8, LENGTHS, head_dim=16)
-        trainer = trainer_of(case, tmp_path / device, case.states, device, num_epochs=3, validate_every=5)
+        settings = {"num_epochs": 3, "validate_every": 5, "compute_dtype": "float32"}
+        trainer = trainer_of(case, tmp_path / device, case.states, device, **settings)
         assert (trainer.fused is not None) == (device == "cuda")
         trainer.run()
         histories.append(trainer.history)

@@ -137,7 +137,9 @@ class TrainSettings(Section):
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay, matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")
     max_grad_norm: float = Field(0.5, gt=0, description="gradient norm is clipped to this")
-    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="matrix multiplications")
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="matrix multiplications; auto: bfloat16 on CUDA, else float32"
+    )
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
     device: str = Field("auto", description="cpu, cuda, or auto")

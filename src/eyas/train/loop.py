@@ -72,7 +72,7 @@ class Trainer:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.dtype = getattr(torch, self.settings.compute_dtype)
+        self.dtype = compute_dtype(self.settings, self.device)
         self.teacher = self.teacher.to(self.device, self.dtype)
         if self.device.type == "cuda":
             # One embedding on the card, in the compute dtype; it is frozen, so nothing is lost.
@@ -283,6 +283,14 @@ class Trainer:
         self.history.append(row)
         with (self.root / "metrics.jsonl").open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
+
+
+def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
+    """Return the type of matrix multiplications; masters, moments and gradient sums are fp32 whatever it is."""
+    if settings.compute_dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, settings.compute_dtype)
+    return dtype
 
 
 def fused_unroll(draft: Eagle3Draft, dtype: torch.dtype, device: torch.device) -> FusedUnroll | None:
