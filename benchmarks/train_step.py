@@ -25,7 +25,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.targets.teacher import TeacherHead
 from eyas.train.batch import PackedBatch, pack_batch
 from eyas.train.fused.unroll import FusedUnroll
-from eyas.train.optim import Stepper, make_optimizer
+from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import run_unroll
 from eyas.types import HiddenStates, TokenizedSample
@@ -163,7 +163,7 @@ def main() -> None:
     runner = FusedUnroll(draft, dtype) if args.path == "fused" else None
     is_cuda = device.type == "cuda"
     copies = runner.weights.copies if runner and is_cuda else None
-    stepper = Stepper(make_optimizer(draft, settings), settings, 1000, copies)
+    stepper = Stepper(make_optimizers(draft, settings)[0], settings, 1000, copies)
     facts = {
         "device": torch.cuda.get_device_name() if is_cuda else platform.processor(),
         "torch": torch.__version__,

@@ -82,13 +82,14 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in trainer.draft.trainable().items()}
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_that_is_not_finite_is_not_taken_and_its_samples_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], optimizer: str
 ) -> None:
     case = make_case(0, LENGTHS)
     states = case.states
     states[3] = poisoned(states[3])
-    trainer = trainer_of(case, tmp_path, states)
+    trainer = trainer_of(case, tmp_path, states, optimizer=optimizer)
     trainer.run()
     skipped = [row for row in trainer.history if row.get("taken") is False]
     assert [row["sample_ids"] for row in skipped] == [["s3"]]
@@ -151,17 +152,31 @@ def test_every_loss_falls(tmp_path: Path, loss: str) -> None:
     assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])
 
 
+def test_muon_trains_and_a_head_that_is_not_trained_stays(tmp_path: Path) -> None:
+    case = make_case(7, LENGTHS)
+    head = case.draft.lm_head.weight.detach().clone()
+    settings = {"num_epochs": 12, "batch_tokens": 128, "learning_rate": 3e-3}
+    trainer = trainer_of(case, tmp_path, case.states, optimizer="muon", train_head=False, **settings)
+    trainer.run()
+    losses = [row["loss"] for row in trainer.history if "grad_norm" in row]
+    assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])
+    assert torch.equal(case.draft.lm_head.weight, head)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("optimizer", "train_head"), [("adamw", True), ("adamw", False), ("muon", True)])
+def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, optimizer: str, train_head: bool) -> None:
     histories = []
     for device in ("cpu", "cuda"):
         case = make_case(8, LENGTHS, head_dim=16)
-        settings = {"num_epochs": 3, "validate_every": 5, "compute_dtype": "float32"}
+        settings: dict[str, Any] = {"num_epochs": 3, "validate_every": 5, "compute_dtype": "float32"}
+        settings |= {"optimizer": optimizer, "train_head": train_head}
         trainer = trainer_of(case, tmp_path / device, case.states, device, **settings)
         assert (trainer.fused is not None) == (device == "cuda")
         trainer.run()
         histories.append(trainer.history)
+    loose = 10 if optimizer == "muon" else 1  # it orthogonalises in bf16
     for cpu, gpu in zip(*histories, strict=True):
-        assert gpu["loss"] == pytest.approx(cpu["loss"], rel=1e-3)
-        assert gpu.get("grad_norm") == pytest.approx(cpu.get("grad_norm"), rel=1e-2)
+        assert gpu["loss"] == pytest.approx(cpu["loss"], rel=loose * 1e-3)
+        assert gpu.get("grad_norm") == pytest.approx(cpu.get("grad_norm"), rel=loose * 1e-2)

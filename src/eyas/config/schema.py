@@ -132,9 +132,13 @@ class TrainSettings(Section):
     )
     batch_tokens: PositiveInt = Field(8192, description="tokens packed into one batch")
     micro_batches: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: the layer's matrices by Muon, head and norms by AdamW"
+    )
+    train_head: bool = Field(True, description="false: the head stays the target's rows")
     learning_rate: float = Field(4e-4, gt=0, description="peak learning rate")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay, matrices only")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")
     max_grad_norm: float = Field(0.5, gt=0, description="gradient norm is clipped to this")
     compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(

@@ -24,7 +24,7 @@ from eyas.train.checkpoint import (
     Checkpoint,
     checkpoint_folder,
     latest_checkpoint,
-    load_optimizer,
+    load_optimizers,
     load_weights,
     mark_best,
     prune,
@@ -34,7 +34,7 @@ from eyas.train.checkpoint import (
 from eyas.train.feed import feed
 from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.metrics import Acceptance, StepSums, replay_answers
-from eyas.train.optim import Stepper, make_optimizer
+from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import UnrollResult, run_unroll
 from eyas.types import VocabMap
@@ -79,7 +79,7 @@ class Trainer:
             self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
         self.draft.to(self.device)
         self.target_ids = torch.from_numpy(self.vocab.target_ids).to(self.device)
-        self.fused = fused_unroll(self.draft, self.dtype, self.device)
+        self.fused = fused_unroll(self.draft, self.dtype, self.device, self.settings.train_head)
         # One entry for each step of the optimizer: its micro-batches, as indices of samples.
         self.batches = [
             groups[i : i + self.settings.micro_batches]
@@ -87,9 +87,10 @@ class Trainer:
             for groups in [pack(self.train_states.lengths, self.settings.batch_tokens, self.seed + epoch)]
             for i in range(0, len(groups), self.settings.micro_batches)
         ]
-        self.optimizer = make_optimizer(self.draft, self.settings)
+        adamw, muon = make_optimizers(self.draft, self.settings)
+        self.optimizers = [adamw, muon] if muon else [adamw]
         copies = self.fused.weights.copies if self.fused else None
-        self.stepper = Stepper(self.optimizer, self.settings, len(self.batches), copies)
+        self.stepper = Stepper(adamw, self.settings, len(self.batches), copies, muon)
         self.settings_fingerprint = fingerprint(
             [self.settings.model_dump(mode="json", exclude={"device"}), self.seed, self.vocab.fingerprint]
         )
@@ -139,7 +140,7 @@ class Trainer:
         if self.fused:
             self.fused.weights.start()
         else:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.draft.zero_grad(set_to_none=True)
         sums: list[torch.Tensor] = []
         sample_ids: list[str] = []
         num_supervised = 0
@@ -247,7 +248,7 @@ class Trainer:
                 "num_skipped": self.num_skipped,
             },
         )
-        save_checkpoint(checkpoint, self.draft, self.optimizer)
+        save_checkpoint(checkpoint, self.draft, self.optimizers)
         prune(self.root)
         return folder
 
@@ -267,7 +268,7 @@ class Trainer:
                 hint="start over with --fresh, or name another run_dir",
             )
         load_weights(checkpoint, self.draft)
-        load_optimizer(checkpoint, self.draft, self.optimizer)
+        load_optimizers(checkpoint, self.draft, self.optimizers)
         if self.fused:
             self.fused.weights.refresh()
         self.stepper.num_taken.fill_(checkpoint.metrics["num_taken"])
@@ -293,11 +294,13 @@ def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def fused_unroll(draft: Eagle3Draft, dtype: torch.dtype, device: torch.device) -> FusedUnroll | None:
+def fused_unroll(
+    draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, train_head: bool
+) -> FusedUnroll | None:
     """Return the fast path where it runs: on a GPU whose kernels fit the draft's heads."""
     if device.type != "cuda":
         return None
     if not FusedUnroll.fits(draft):
         say("train: the GPU kernels do not fit the draft's heads; the plain path trains it, slower")
         return None
-    return FusedUnroll(draft, dtype)
+    return FusedUnroll(draft, dtype, train_head)

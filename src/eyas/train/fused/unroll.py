@@ -52,11 +52,14 @@ class _Saved:
 
 
 class FusedUnroll:
-    """Computes a batch's loss, and adds its gradients to the buffers of ``weights``."""
+    """Computes a batch's loss, and adds its gradients to the buffers of ``weights``.
 
-    def __init__(self, draft: Eagle3Draft, dtype: torch.dtype) -> None:
+    Without ``train_head`` the head's gradient is left out.
+    """
+
+    def __init__(self, draft: Eagle3Draft, dtype: torch.dtype, train_head: bool = True) -> None:
         config = draft.config
-        self.draft = draft
+        self.draft, self.train_head = draft, train_head
         self.eps = config.rms_norm_eps
         self.heads = Heads(
             config.num_key_value_heads,
@@ -209,7 +212,8 @@ class FusedUnroll:
             best.append(argmax)
             if with_gradients:
                 torch.mm(logits, head, out=saved.grad_normed[here][done : done + len(chunk)])
-                self.weights.add("head", logits, chunk)
+                if self.train_head:
+                    self.weights.add("head", logits, chunk)
             done += len(chunk)
         return torch.cat(best)
 
