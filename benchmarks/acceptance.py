@@ -261,16 +261,22 @@ class Lab:
             quarter = max(1, len(run.batches) // 4)
             run.settings = run.settings.model_copy(update={"validate_every": quarter})
             run.run()
+            with run.averaged():
+                return self._evaluate(run, readers, name, seed, ids)
+
+    def _evaluate(
+        self, run: "Run", readers: dict[str, Reader], name: str, seed: int, ids: Sequence[int]
+    ) -> dict[str, Any]:
         begun = time.monotonic()
         result = {
             "recipe": name,
             "seed": seed,
-            "tokens": sum(readers["train"].lengths) * settings["num_epochs"],
+            "tokens": sum(readers["train"].lengths) * run.settings.num_epochs,
             "steps": len(run.batches),
             "seconds": run.curve[-1]["seconds"],
             "held_out": {k: run.curve[-1][k] for k in (f"al{d}" for d in DEPTHS)},
             "suites": {suite: measure(run, readers[suite]) for suite in SUITES if suite in readers},
-            "decoded": self._decode(run, ids) if args.decode_prompts else {},
+            "decoded": self._decode(run, ids) if self.args.decode_prompts else {},
             "curve": run.curve,
             "loss": round(statistics.mean(r["loss"] for r in run.history[-20:] if "loss" in r), 4),
             "skipped": sum(1 for r in run.history if r.get("taken") is False),
@@ -323,24 +329,26 @@ def work(args: argparse.Namespace, started: float, runs: Any, lock: Any) -> None
 
 def main() -> None:
     args, started = parse(), time.time()
+    if args.summary:
+        summarize(args.output)
+        return
     if not args.answers.is_file():
         make_answers(args, device().type, time.monotonic())
     if args.only_answers:
         return
     assert args.output is not None, "--output says where the runs go"
-    if not args.summary:
-        done = {(r["recipe"], r["seed"]) for r in read_runs(args.output)}
-        todo = [(name, seed) for seed in args.seeds for name in args.recipes if (name, seed) not in done]
-        context = torch.multiprocessing.get_context("spawn")
-        with context.Manager() as manager:
-            shared, lock = manager.list(todo), manager.Lock()
-            workers = [
-                context.Process(target=work, args=(args, started, shared, lock)) for _ in range(args.workers)
-            ]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
+    done = {(r["recipe"], r["seed"]) for r in read_runs(args.output)}
+    todo = [(name, seed) for seed in args.seeds for name in args.recipes if (name, seed) not in done]
+    context = torch.multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        shared, lock = manager.list(todo), manager.Lock()
+        workers = [
+            context.Process(target=work, args=(args, started, shared, lock)) for _ in range(args.workers)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
     summarize(args.output)
 
 

@@ -69,14 +69,17 @@ def test_a_run_stopped_after_any_step_and_resumed_has_the_same_bits(
     assert best_checkpoint(tmp_path).name == best_checkpoint(uninterrupted.root).name  # type: ignore[union-attr]
 
 
-def test_a_run_with_two_optimizers_resumes_with_the_same_bits(tmp_path: Path, new_trainer: Any) -> None:
-    settings = {"optimizer": "muon", "train_head": False, "save_every": 2}
+def test_two_optimizers_and_an_average_resume_with_the_same_bits(tmp_path: Path, new_trainer: Any) -> None:
+    settings = {"optimizer": "muon", "train_head": False, "average_decay": 0.9, "save_every": 2}
     whole = new_trainer(tmp_path / "whole", **settings)
     whole.run()
     new_trainer(tmp_path / "parts", **settings).run(stop_after=3)
     resumed = new_trainer(tmp_path / "parts", **settings)
     resumed.run()
     assert_bit_equal(everything(resumed), everything(whole))
+    assert resumed.average is not None
+    assert whole.average is not None
+    assert_bit_equal(resumed.average.averages, whole.average.averages)
     assert "layers.0.mlp.up_proj.weight:momentum_buffer" in everything(resumed)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from eyas.config.schema import TrainSettings
 from eyas.errors import ContractError
@@ -150,6 +151,30 @@ def test_every_loss_falls(tmp_path: Path, loss: str) -> None:
     trainer.run()
     losses = [row["loss"] for row in trainer.history if "grad_norm" in row]
     assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])
+
+
+def test_the_average_of_the_weights_is_validated_and_kept_while_training_goes_on(tmp_path: Path) -> None:
+    runs = []
+    for name, decay in (("plain", None), ("averaged", 0.5)):
+        case = make_case(7, LENGTHS)
+        runs.append(trainer_of(case, tmp_path / name, case.states, average_decay=decay, learning_rate=1e-2))
+        runs[-1].run()
+    plain, averaged = runs
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights(plain).values(), weights(averaged).values(), strict=True)
+    )
+    expected: dict[str, torch.Tensor] = {}
+    replayed = trainer_of(make_case(7, LENGTHS), tmp_path / "steps", case.states, learning_rate=1e-2)
+    for step in range(len(replayed.batches) + 1):
+        share = 1 - min(0.5, step / (9 + step)) if step else 1
+        for name, weight in weights(replayed).items():
+            expected[name] = weight if not step else expected[name].lerp(weight, share)
+        replayed.run(stop_after=1)
+    folder = latest_checkpoint(tmp_path / "averaged")
+    assert folder is not None
+    kept = load_file(folder / "draft.safetensors")
+    assert all(torch.allclose(kept[name], expected[name], atol=1e-6) for name in expected)
+    assert averaged.history[-1]["loss"] != plain.history[-1]["loss"]  # the last entry is the validation
 
 
 def test_muon_trains_and_a_head_that_is_not_trained_stays(tmp_path: Path) -> None:

@@ -141,6 +141,9 @@ class TrainSettings(Section):
     weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")
     max_grad_norm: float = Field(0.5, gt=0, description="gradient norm is clipped to this")
+    average_decay: float | None = Field(
+        None, gt=0, lt=1, description="keep a running average of the weights, e.g. 0.99; null: the last ones"
+    )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="matrix multiplications; auto: bfloat16 on CUDA, else float32"
     )

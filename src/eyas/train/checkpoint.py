@@ -17,6 +17,8 @@ from eyas.files import atomic_folder, read_json, sha256_of_file, write_json
 from eyas.types import TargetSpec, VocabMap
 
 FORMAT_VERSION = 1
+# What a weight's own entry in optimizer.safetensors is called, beside its moments.
+_MASTER = "master"
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,15 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    checkpoint: Checkpoint, draft: Eagle3Draft, optimizers: Sequence[torch.optim.Optimizer]
+    checkpoint: Checkpoint,
+    draft: Eagle3Draft,
+    optimizers: Sequence[torch.optim.Optimizer],
+    masters: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write weights, optimizer state and description; the frozen embedding stays with the target."""
+    """Write weights, optimizer state and description; the frozen embedding stays with the target.
+
+    ``masters`` are the weights that training goes on from, where ``draft`` holds their average.
+    """
     trainable = draft.trainable()
     with atomic_folder(checkpoint.folder) as folder:
         save_file(
@@ -50,6 +58,7 @@ def save_checkpoint(
             for parameter, state in optimizer.state.items()
             for key, value in state.items()
         }
+        moments |= {f"{name}:{_MASTER}": value.cpu().contiguous() for name, value in masters.items()}
         save_file(moments, folder / "optimizer.safetensors")
         save_file({"target_ids": torch.from_numpy(checkpoint.vocab.target_ids)}, folder / "vocab.safetensors")
         names = ("draft.safetensors", "optimizer.safetensors", "vocab.safetensors")
@@ -115,10 +124,11 @@ def load_weights(checkpoint: Checkpoint, draft: Eagle3Draft) -> None:
         parameter.copy_(stored[name])
 
 
+@torch.no_grad()
 def load_optimizers(
     checkpoint: Checkpoint, draft: Eagle3Draft, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Restore the fp32 moments and step counts of each parameter's optimizer."""
+    """Restore the fp32 moments and step counts of each parameter's optimizer, and masters if there are."""
     trainable = draft.trainable()
     state_of = {
         parameter: optimizer.state[parameter]
@@ -129,7 +139,10 @@ def load_optimizers(
     for entry, value in load_file(checkpoint.folder / "optimizer.safetensors").items():
         name, key = entry.split(":")
         parameter = trainable[name]
-        state_of[parameter][key] = value.to(parameter.device)
+        if key == _MASTER:
+            parameter.copy_(value)
+        else:
+            state_of[parameter][key] = value.to(parameter.device)
 
 
 def checkpoint_folder(root: Path, step: int) -> Path:

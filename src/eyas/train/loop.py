@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.store.base import StateReader
 from eyas.targets.teacher import TeacherHead
+from eyas.train.average import WeightAverage
 from eyas.train.batch import PackedBatch, lay_out
 from eyas.train.checkpoint import (
     Checkpoint,
@@ -91,6 +92,8 @@ class Trainer:
         self.optimizers = [adamw, muon] if muon else [adamw]
         copies = self.fused.weights.copies if self.fused else None
         self.stepper = Stepper(adamw, self.settings, len(self.batches), copies, muon)
+        decay = self.settings.average_decay
+        self.average = None if decay is None else WeightAverage(self.draft, decay)
         self.settings_fingerprint = fingerprint(
             [self.settings.model_dump(mode="json", exclude={"device"}), self.seed, self.vocab.fingerprint]
         )
@@ -114,11 +117,29 @@ class Trainer:
                 saving = done % settings.save_every == 0 or done == last
                 if validating or saving or done % _READ_EVERY == 0:
                     self._read()
-                if validating:
-                    self._validate(done)
-                if saving:
-                    self._save(done)
+                if validating or saving:
+                    with self.averaged():
+                        if validating:
+                            self._validate(done)
+                        if saving:
+                            self._save(done)
                 progress.advance(1, self._latest())
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the draft be the averaged one, where an average is kept."""
+        if self.average is None:
+            yield
+            return
+        with self.average.in_place():
+            self._refresh()
+            yield
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Tell the fast path that something other than the optimizer changed the weights."""
+        if self.fused:
+            self.fused.weights.refresh()
 
     def validate(self) -> tuple[StepSums, Acceptance]:
         """Measure loss and acceptance on the held-out states."""
@@ -153,6 +174,8 @@ class Trainer:
             self.fused.weights.finish()
         total = torch.stack(sums).sum(0)
         outcome = self.stepper.step(total[0], num_supervised)
+        if self.average:
+            self.average.update(step)
         facts = torch.stack([outcome.grad_norm.double(), outcome.rate.double(), outcome.taken.double()])
         self._queue.append(_Queued(step, tuple(sample_ids), num_supervised, torch.cat([total, facts])))
 
@@ -248,13 +271,13 @@ class Trainer:
                 "num_skipped": self.num_skipped,
             },
         )
-        save_checkpoint(checkpoint, self.draft, self.optimizers)
+        masters = self.average.masters if self.average else {}
+        save_checkpoint(checkpoint, self.draft, self.optimizers, masters)
         prune(self.root)
         return folder
 
     def _resume(self) -> int:
-        if self.fused:
-            self.fused.weights.refresh()
+        self._refresh()
         folder = latest_checkpoint(self.root)
         if folder is None:
             return 0
@@ -268,9 +291,10 @@ class Trainer:
                 hint="start over with --fresh, or name another run_dir",
             )
         load_weights(checkpoint, self.draft)
+        if self.average:
+            self.average.restart()
         load_optimizers(checkpoint, self.draft, self.optimizers)
-        if self.fused:
-            self.fused.weights.refresh()
+        self._refresh()
         self.stepper.num_taken.fill_(checkpoint.metrics["num_taken"])
         self.num_skipped = checkpoint.metrics["num_skipped"]
         self.history = list(checkpoint.metrics["history"])
@@ -287,7 +311,7 @@ class Trainer:
 
 
 def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
-    """Return the type of matrix multiplications; masters, moments and gradient sums are fp32 whatever it is."""
+    """Return the type of matrix multiplications; masters, moments and gradient sums stay fp32."""
     if settings.compute_dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, settings.compute_dtype)
