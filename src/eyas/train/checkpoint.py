@@ -51,7 +51,7 @@ def save_checkpoint(
         save_file(
             {n: p.detach().cpu().contiguous() for n, p in trainable.items()}, folder / "draft.safetensors"
         )
-        names_of = {parameter: name for name, parameter in trainable.items()}
+        names_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in trainable.items()}
         moments = {
             f"{names_of[parameter]}:{key}": value.cpu().contiguous()
             for optimizer in optimizers

@@ -77,8 +77,9 @@ class Stepper:
             group["lr"] = rate
             torch._foreach_div_([p.grad for p in group["params"]], divisor)
         muon.step()
-        for parameter in muon.state if self.copies else ():
-            self.copies[parameter].copy_(parameter)
+        if self.copies is not None:
+            for parameter in muon.state:
+                self.copies[parameter].copy_(parameter)
 
     def _update_and_copy(
         self,
