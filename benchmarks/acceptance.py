@@ -130,6 +130,9 @@ class Reader:
         states = self.states[index]
         return HiddenStates(states.sample, states.aux.index_select(1, self.columns), states.last)
 
+    def sample(self, index: int) -> TokenizedSample:
+        return self.states[index].sample
+
 
 # One run
 
