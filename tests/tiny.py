@@ -182,6 +182,7 @@ def make_trainer(
     held_out: Sequence[HiddenStates],
     vocab_size: int = 120,
     num_draft_tokens: int = 3,
+    num_layers: int = 1,
     **settings: Any,
 ) -> Trainer:
     """Return a trainer of a draft that starts from ``target``, as the train stage makes it."""
@@ -191,7 +192,7 @@ def make_trainer(
     answers = np.concatenate([s.sample.input_ids[s.sample.loss_mask] for s in train])
     counts = np.bincount(answers, minlength=spec.vocab_size)
     vocab = VocabMap(np.sort(np.argsort(-counts, kind="stable")[:vocab_size]), spec.vocab_size)
-    draft = Eagle3Draft(draft_config_for(spec, len(vocab)))
+    draft = Eagle3Draft(draft_config_for(spec, len(vocab), num_layers=num_layers))
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
     defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}
     return Trainer(

@@ -113,6 +113,7 @@ class DraftSettings(Section):
     """The draft model's shape; what is left out is copied from the target."""
 
     architecture: str = Field("eagle3", description="draft architecture")
+    num_layers: PositiveInt = Field(1, description="decoder layers; more than one train on the plain path")
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")

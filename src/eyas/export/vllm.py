@@ -93,6 +93,7 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
             rope_parameters=config["rope_parameters"],
             fc_norm=config["fc_norm"],
             norm_output=config["norm_output"],
+            num_layers=config["num_hidden_layers"],
         )
     )
     wanted = draft.trainable()
@@ -111,10 +112,14 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     hidden = draft.fuse(aux.to(device, torch.float32))
     mixed = draft.mix(tokens.to(device), hidden)
     positions = torch.arange(len(tokens), device=device)
-    keys, values = draft.keys_values(mixed, positions)
-    q, k, v = (x.transpose(0, 1)[None] for x in (draft.queries(mixed, positions), keys, values))
-    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return draft.logits(draft.carry(draft.finish(attended[0].transpose(0, 1), hidden)))
+    for layer in range(draft.config.num_layers):
+        if layer:
+            mixed = draft.enter(hidden, layer)
+        keys, values = draft.keys_values(mixed, positions, layer)
+        q, k, v = (x.transpose(0, 1)[None] for x in (draft.queries(mixed, positions, layer), keys, values))
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        hidden = draft.finish(attended[0].transpose(0, 1), hidden, layer)
+    return draft.logits(draft.carry(hidden))
 
 
 def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
@@ -127,7 +132,7 @@ def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> di
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,

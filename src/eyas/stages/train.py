@@ -94,6 +94,7 @@ def draft_config(context: RunContext, vocab_size: int) -> DraftConfig:
         shape.num_key_value_heads,
         shape.fc_norm,
         shape.norm_output,
+        num_layers=shape.num_layers,
     )
 
 

@@ -321,10 +321,14 @@ def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
 def fused_unroll(
     draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, train_head: bool
 ) -> FusedUnroll | None:
-    """Return the fast path where it runs: on a GPU whose kernels fit the draft's heads."""
-    if device.type != "cuda":
-        return None
-    if not FusedUnroll.fits(draft):
+    """Return the fast path where it runs: on a GPU whose kernels fit the draft."""
+    if draft.config.num_layers > 1:
+        layers = draft.config.num_layers
+        say(
+            f"train: a draft of {layers} layers takes the plain path; every row runs all of them but the last"
+        )
+    elif device.type == "cuda" and not FusedUnroll.fits(draft):
         say("train: the GPU kernels do not fit the draft's heads; the plain path trains it, slower")
-        return None
-    return FusedUnroll(draft, dtype, train_head)
+    elif device.type == "cuda":
+        return FusedUnroll(draft, dtype, train_head)
+    return None

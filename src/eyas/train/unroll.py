@@ -31,26 +31,44 @@ class UnrollResult:
 
 
 def unroll(draft: Eagle3Draft, batch: PackedBatch) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (step, logits [R_k, W]) of the rows that the plan runs at each step."""
-    plan = batch.plan
+    """Yield (step, logits [R_k, W]) of the rows that the plan runs at each step.
+
+    A row's states of one layer are its keys in the next, so at step 0 every row runs all layers but the
+    last, of which it needs no more than the keys: the row plan saves most for drafts of one layer.
+    """
+    plan, last = batch.plan, draft.config.num_layers - 1
     hidden = draft.fuse(batch.aux[plan.keys])
     mixed = draft.mix(batch.tokens[plan.keys + 1], hidden)
     positions = batch.positions[plan.keys]
-    first_keys = draft.keys_values(mixed, positions)
     key_documents = batch.documents[plan.keys]
+    first_keys = [draft.keys_values(mixed, positions)]
+    for layer in range(last):
+        places = torch.arange(len(plan.keys), device=positions.device)
+        bounds = document_bounds(key_documents, key_documents)
+        attended = attend(draft.queries(mixed, positions, layer), places, first_keys[layer], (), bounds)
+        hidden = draft.finish(attended, hidden, layer)
+        mixed = draft.enter(hidden, layer + 1)
+        first_keys.append(draft.keys_values(mixed, positions, layer + 1))
 
     hidden, mixed, positions = (x[plan.key_places[0]] for x in (hidden, mixed, positions))
-    own: list[tuple[torch.Tensor, torch.Tensor]] = []
+    own: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in first_keys]  # by layer
     for k in range(plan.num_steps):
+        bounds = document_bounds(batch.documents[plan.rows[k]], key_documents)
+        lowest = last if k == 0 else 0  # step 0 has run the layers below
         if k:
             hidden, positions = draft.carry(hidden)[plan.keep[k]], positions[plan.keep[k]] + 1
-            own = [(keys[plan.keep[k]], values[plan.keep[k]]) for keys, values in own]
+            own = [
+                [(keys[plan.keep[k]], values[plan.keep[k]]) for keys, values in of_layer] for of_layer in own
+            ]
             mixed = draft.mix(batch.tokens[plan.rows[k] + 1 + k], hidden)
-            own.append(draft.keys_values(mixed, positions))
-        bounds = document_bounds(batch.documents[plan.rows[k]], key_documents)
-        queries = draft.queries(mixed, positions)
-        attended = attend(queries, plan.key_places[k], first_keys, own, bounds)
-        hidden = draft.finish(attended, hidden)
+        for layer in range(lowest, last + 1):
+            if layer > lowest:
+                mixed = draft.enter(hidden, layer)
+            if k:
+                own[layer].append(draft.keys_values(mixed, positions, layer))
+            queries = draft.queries(mixed, positions, layer)
+            attended = attend(queries, plan.key_places[k], first_keys[layer], own[layer], bounds)
+            hidden = draft.finish(attended, hidden, layer)
         yield k, draft.logits(hidden)
 
 

@@ -76,10 +76,10 @@ class FusedUnroll:
 
     @staticmethod
     def fits(draft: Eagle3Draft) -> bool:
-        """Whether the GPU kernels' tiles hold the draft's heads."""
+        """Whether the draft has one layer, whose heads the GPU kernels' tiles hold."""
         config = draft.config
         group = config.num_attention_heads // config.num_key_value_heads
-        return config.head_dim in (16, 32, 64, 128) and group <= 64
+        return config.num_layers == 1 and config.head_dim in (16, 32, 64, 128) and group <= 64
 
     @torch.no_grad()
     def run(
