@@ -170,7 +170,8 @@ def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[Hidde
     item = states[0]
     batch = pack_batch([item], 1, torch.device("cpu"), torch.float32)
     with torch.no_grad():
-        ((_, logits),) = unroll(trained.draft, batch)
+        ((_, hidden),) = unroll(trained.draft, batch)
+        logits = trained.draft.logits(hidden)
         first = int(batch.plan.rows[0][0])
         chain = DraftChain(trained.draft, trained.target_ids)
         tokens = item.sample.input_ids[1 : first + 2].tolist()

@@ -45,11 +45,13 @@ def on_gpu(case: Case, dtype: torch.dtype) -> Case:
     return dataclasses.replace(case, draft=draft, teacher=teacher, target_ids=case.target_ids.to(CUDA))
 
 
-def fused(case: Case, dtype: torch.dtype, loss: LossKind = "kl") -> tuple[float, dict[str, torch.Tensor]]:
+def fused(
+    case: Case, dtype: torch.dtype, loss: LossKind = "kl", recompute: bool = False
+) -> tuple[float, dict[str, torch.Tensor]]:
     here = on_gpu(case, dtype)
     batch = pack_batch(case.states, NUM_STEPS, CUDA, dtype)
     targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
-    runner = FusedUnroll(here.draft, dtype)
+    runner = FusedUnroll(here.draft, dtype, recompute=recompute)
     runner.weights.start()
     result = runner.run(batch, targets, here.target_ids, 0.8, loss)
     runner.weights.finish()
@@ -77,6 +79,15 @@ def test_fused_equals_plain_in_fp32(loss: LossKind) -> None:
     assert found_loss == pytest.approx(expected_loss, rel=1e-5)
     for name in expected:
         assert distance(found[name], expected[name]) < 1e-5, name
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    case = case_of(0)
+    kept_loss, kept = fused(case, torch.bfloat16)
+    loss, found = fused(case, torch.bfloat16, recompute=True)
+    assert loss == kept_loss
+    for name in kept:
+        assert distance(found[name], kept[name]) < 1e-5, name
 
 
 @pytest.mark.parametrize("loss", ["kl", "lk", "hybrid"])

@@ -132,6 +132,10 @@ class TrainSettings(Section):
         "kl", description="KL to the teacher, or acceptance itself (LK losses): its -log, or a mix with KL"
     )
     batch_tokens: PositiveInt = Field(8192, description="tokens packed into one batch")
+    recompute: bool = Field(
+        False,
+        description="compute the MLP twice instead of keeping it: a third of the memory of a long document",
+    )
     micro_batches: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
     optimizer: Literal["adamw", "muon"] = Field(
         "adamw", description="muon: the layer's matrices by Muon, head and norms by AdamW"

@@ -80,7 +80,7 @@ class Trainer:
             self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
         self.draft.to(self.device)
         self.target_ids = torch.from_numpy(self.vocab.target_ids).to(self.device)
-        self.fused = fused_unroll(self.draft, self.dtype, self.device, self.settings.train_head)
+        self.fused = fused_unroll(self.draft, self.dtype, self.device, self.settings)
         # One entry for each step of the optimizer: its micro-batches, as indices of samples.
         self.batches = [
             groups[i : i + self.settings.micro_batches]
@@ -221,7 +221,13 @@ class Trainer:
             )
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             result = run_unroll(
-                self.draft, self.teacher, self.target_ids, batch, settings.step_decay, settings.loss
+                self.draft,
+                self.teacher,
+                self.target_ids,
+                batch,
+                settings.step_decay,
+                settings.loss,
+                with_gradients and settings.recompute,
             )
         if with_gradients:
             result.loss.backward()
@@ -319,7 +325,7 @@ def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
 
 
 def fused_unroll(
-    draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, train_head: bool
+    draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, settings: TrainSettings
 ) -> FusedUnroll | None:
     """Return the fast path where it runs: on a GPU whose kernels fit the draft."""
     if draft.config.num_layers > 1:
@@ -330,5 +336,5 @@ def fused_unroll(
     elif device.type == "cuda" and not FusedUnroll.fits(draft):
         say("train: the GPU kernels do not fit the draft's heads; the plain path trains it, slower")
     elif device.type == "cuda":
-        return FusedUnroll(draft, dtype, train_head)
+        return FusedUnroll(draft, dtype, settings.train_head, settings.recompute)
     return None
