@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -105,9 +106,13 @@ def test_fused_in_bf16_is_as_close_to_fp32_as_plain_in_bf16(loss: LossKind) -> N
 
 @pytest.fixture
 def waiting_is_an_error() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says once that this is a prototype, after setting it
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest) -> None:
