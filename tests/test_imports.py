@@ -20,6 +20,8 @@ BASE = {
     "eyas.registry",
     "eyas.files",
     "eyas.progress",
+    "eyas.tensorfile",
+    "eyas.threads",
     "eyas.config.schema",
 }
 # Beyond BASE and itself, each part may import these (a package, or single modules of one).
@@ -54,6 +56,8 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas.errors": set(),
     "eyas.files": set(),
     "eyas.progress": set(),
+    "eyas.tensorfile": set(),
+    "eyas.threads": set(),
     "eyas.config.schema": set(),
     "eyas.layer_ids": {"eyas.errors"},
     "eyas.registry": {"eyas.errors"},
