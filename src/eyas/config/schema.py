@@ -134,7 +134,7 @@ class TrainSettings(Section):
     batch_tokens: PositiveInt = Field(8192, description="tokens packed into one batch")
     recompute: bool = Field(
         False,
-        description="compute the MLP twice instead of keeping it: 40 % of the memory a row, for long documents",
+        description="compute the MLP twice instead of keeping it: for very long documents",
     )
     micro_batches: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
     optimizer: Literal["adamw", "muon"] = Field(
