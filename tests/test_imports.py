@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "targets": set(),
     "data": set(),
-    "engines": set(),
+    "engines": {"targets.config"},
     "store": set(),
     "draft": set(),
     "train": {"draft", "store.base", "targets", "data.pack"},

@@ -53,10 +53,9 @@ def _add_stage(name: str, summary: str) -> None:
         fresh: bool,
         debug: bool,
         settings: tuple[str, ...],
-        endpoint: str | None = None,
         **flags: Any,
     ) -> None:
-        if endpoint:
+        if name == "regenerate" and (endpoint := flags.pop("endpoint")):
             settings = (*settings, f"regenerate.endpoint={endpoint}")
         _guarded(debug, _run_stage, name, path, fresh, settings, flags)
 
@@ -71,6 +70,22 @@ _ENDPOINT = click.option(
 )
 for _name, _summary in _VERBS.items():
     _add_stage(_name, _summary)
+
+
+@cli.command("serve-capture")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@click.option("--print", "print_only", is_flag=True, help="show the command, start nothing")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen at")
+@click.option("--port", default=8000, show_default=True, help="port to listen at")
+@click.option("--debug", is_flag=True, help="show a traceback for an error")
+@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+def serve_capture(path: Path | None, debug: bool, settings: tuple[str, ...], **options: Any) -> None:
+    """Start a vLLM server that captures for eyas extract --endpoint."""
+    _guarded(debug, _serve_capture, path, settings, options)
+
+
+for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
+    click.option(_flag.name, type=_flag.kind, help=_flag.help)(serve_capture)
 
 
 @cli.group()
@@ -116,6 +131,21 @@ def _run_stage(
 
     context = RunContext(loaded, fresh)
     run(context) if name == "run" else run_stage(context, name)
+
+
+def _serve_capture(path: Path | None, settings: tuple[str, ...], options: dict[str, Any]) -> None:
+    from eyas.config.load import load_config
+    from eyas.stages.extract_flags import settings_from_flags
+
+    own = {name: options.pop(name) for name in ("print_only", "host", "port")}
+    settings = settings_from_flags(options, settings)
+    if path is None:  # neither data nor results are meant
+        settings = ("run_dir=.", "data.sources=[]", *settings)
+    loaded = load_config(path, settings)
+    from eyas.stages.context import RunContext
+    from eyas.stages.serve_capture import serve_capture
+
+    serve_capture(RunContext(loaded), **own)
 
 
 def _inspect_prepared(

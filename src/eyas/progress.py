@@ -4,6 +4,14 @@ import sys
 import time
 from types import TracebackType
 
+_muted = False
+
+
+def mute() -> None:
+    """Print nothing from here on: one of several processes that do the same speaks for all."""
+    global _muted
+    _muted = True
+
 
 class Progress:
     """Count work done out of ``total`` (None: unknown) and print rate and time left on stderr.
@@ -46,6 +54,8 @@ class Progress:
 
     def _print(self, final: bool = False) -> None:
         self._printed = time.monotonic()
+        if _muted:
+            return
         digits = 1 if self.rate < 20 else 0
         of = "" if self.total is None else f"/{self.total:,}"
         parts = [f"{self.label}: {self.done:,}{of} {self.unit}", f"{self.rate:,.{digits}f} {self.unit}/s"]
@@ -65,4 +75,5 @@ class Progress:
 
 def say(text: str) -> None:
     """Print one line for a person on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    if not _muted:
+        print(text, file=sys.stderr, flush=True)

@@ -73,6 +73,13 @@ class RegenerateSettings(Section):
     temperature: float = Field(0.0, ge=0, description="0: greedy")
 
 
+class FleetSettings(Section):
+    """Several engines that share the samples, in actors of Ray."""
+
+    replicas: PositiveInt = Field(description="engines at work, each with a copy of the target")
+    gpus_per_replica: NonNegativeInt = Field(1, description="GPUs of one engine; 0: it runs on a CPU")
+
+
 class ExtractSettings(Section):
     """Capture of the target's hidden states."""
 
@@ -80,10 +87,24 @@ class ExtractSettings(Section):
     prepared_data: Path | None = Field(
         None, description="samples from elsewhere: another run's prepared folder, or a JSONL of input_ids"
     )
+    endpoint: str | None = Field(
+        None, description="vLLM server that captures instead, started as eyas serve-capture --print shows"
+    )
     batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
     shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
     max_failures: NonNegativeInt = Field(0, description="samples that may fail before the stage stops")
+    fleet: FleetSettings | None = Field(
+        None, description="engines of a Ray cluster, e.g. {replicas: 4, gpus_per_replica: 8}"
+    )
+
+
+class RaySettings(Section):
+    """The Ray cluster that a fleet works on."""
+
+    address: str | None = Field(
+        None, description="head node to join, e.g. 10.0.0.1:6379, or auto; default: this machine alone"
+    )
 
 
 class VllmSettings(Section):
@@ -115,6 +136,10 @@ class DraftSettings(Section):
     architecture: str = Field("eagle3", description="draft architecture")
     num_layers: PositiveInt = Field(1, description="decoder layers; more than one train on the plain path")
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
+    hidden_size: PositiveInt | None = Field(
+        None,
+        description="width of the draft; another than the target's makes it carry an embedding of its own",
+    )
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
@@ -155,6 +180,13 @@ class TrainSettings(Section):
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
     device: str = Field("auto", description="cpu, cuda, or auto")
+    num_gpus: PositiveInt = Field(
+        1, description="GPUs of this machine that share each step's micro-batches; under torchrun, its own"
+    )
+
+
+# What says where training runs, and nothing about what comes out.
+MACHINE_SETTINGS = {"device", "num_gpus"}
 
 
 class ExportSettings(Section):
@@ -183,6 +215,7 @@ class RunConfig(Section):
     regenerate: RegenerateSettings = RegenerateSettings()
     extract: ExtractSettings = ExtractSettings()
     vllm: VllmSettings = VllmSettings()
+    ray: RaySettings = RaySettings()
     draft: DraftSettings = DraftSettings()
     train: TrainSettings = TrainSettings()
     export: ExportSettings = ExportSettings()

@@ -18,7 +18,7 @@ from eyas.types import TargetSpec, VocabMap
 
 
 class VllmExporter:
-    """Writes native EAGLE-3 tensor names; the embedding stays with the target, which both engines share."""
+    """Writes native EAGLE-3 tensor names; a shared embedding stays with the target."""
 
     def write(self, folder: Path, draft: Eagle3Draft, spec: TargetSpec, vocab: VocabMap) -> None:
         dtype = getattr(torch, spec.dtype)
@@ -70,10 +70,10 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
     """
     config = read_json(folder / "config.json")
     tensors = load_file(folder / "model.safetensors")
-    if config["vocab_size"] != embedding.shape[0] or config["hidden_size"] != embedding.shape[1]:
+    if (config["vocab_size"], config["target_hidden_size"]) != tuple(embedding.shape):
         raise ContractError(
             f"{folder} is a draft for a target of {config['vocab_size']} ids and width "
-            f"{config['hidden_size']}; this target has {tuple(embedding.shape)}",
+            f"{config['target_hidden_size']}; this target has {tuple(embedding.shape)}",
             hint="export the draft that was trained for this target",
         )
     d2t = tensors.pop("d2t", torch.zeros(config["draft_vocab_size"], dtype=torch.long))
@@ -81,6 +81,7 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
     draft = Eagle3Draft(
         DraftConfig(
             hidden_size=config["hidden_size"],
+            target_hidden_size=config["target_hidden_size"],
             num_aux_layers=len(config["eagle_aux_hidden_state_layer_ids"]),
             vocab_size=config["draft_vocab_size"],
             target_vocab_size=config["vocab_size"],
@@ -102,7 +103,8 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(tensors[name])
-        draft.embed_tokens.weight.copy_(embedding)
+        if not draft.config.has_own_embedding:
+            draft.embed_tokens.weight.copy_(embedding)
     return draft, torch.arange(len(d2t)) + d2t, config
 
 

@@ -16,7 +16,7 @@ from eyas.config.schema import RunConfig
 from eyas.errors import EyasError, UserError
 from eyas.files import atomic_file, fingerprint, read_json, write_json
 from eyas.progress import say
-from eyas.targets.locate import locate
+from eyas.targets.locate import locate, locate_description
 from eyas.targets.spec import read_target, read_tokenizer
 from eyas.types import TargetSpec
 
@@ -44,7 +44,8 @@ class RunContext:
 
     @cached_property
     def target_folder(self) -> Path:
-        return locate(self.config.target.model, self.config.target.revision)
+        """Where the target is described and its single tensors are found; its weights may lie elsewhere."""
+        return locate_description(self.config.target.model, self.config.target.revision)
 
     @cached_property
     def spec(self) -> TargetSpec:
@@ -79,7 +80,9 @@ class RunContext:
         own = getattr(self.config, name, None)
         if own is not None:  # an engine with a section of its own also reserves memory ahead
             settings |= {"settings": own, "max_length": self.config.data.max_length}
-        return engine(self.target_folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
+        # Only here is the whole model needed.
+        folder = locate(self.config.target.model, self.config.target.revision)
+        return engine(folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.

@@ -32,8 +32,9 @@ def export(context: RunContext) -> None:
     exporter = registry.resolve(registry.EXPORTERS, context.config.export.format, "export format")()
     draft = Eagle3Draft(checkpoint.draft_config)
     load_weights(checkpoint, draft)
-    with torch.no_grad():
-        draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
+    if not draft.config.has_own_embedding:
+        with torch.no_grad():
+            draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
     states = ShardStore(context.folder("extract") / "held_out").read(0)
     tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
     folder = context.folder("export")

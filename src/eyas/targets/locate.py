@@ -4,12 +4,39 @@ from pathlib import Path
 
 from eyas.errors import UserError
 from eyas.targets.demo import DEMO_PREFIX, demo_model_folder
+from eyas.targets.files import is_url
+from eyas.targets.remote import describe_hub, describe_url
+from eyas.targets.weights import Weights
 
 
 def locate(model: str, revision: str | None = None) -> Path:
-    """Return the folder of a local model, a hub id, or ``demo:NAME``; download or make it if needed.
+    """Return a folder with the whole model, for an engine: local, a hub id, or ``demo:NAME``.
 
     Raises: UserError when there is no such folder and no such hub model.
+    """
+    if is_url(model):
+        raise UserError(
+            f"an engine needs the whole model on this machine, and target.model is {model}",
+            hint="copy it here and set target.model to the folder; prepare, train and export read it there",
+        )
+    return _local(model) or _download(model, revision)
+
+
+def locate_description(model: str, revision: str | None = None) -> Path:
+    """Return a folder that describes the model and tells where its weights lie; none is downloaded.
+
+    For a hub model that is on this machine as a whole already, that is its own folder.
+    Raises: UserError as ``locate`` does.
+    """
+    if is_url(model):
+        return describe_url(model)
+    return _local(model) or _downloaded(model, revision) or describe_hub(model, revision)
+
+
+def _local(model: str) -> Path | None:
+    """Return the folder of what is no hub id.
+
+    Raises: UserError when it is not there.
     """
     if model.startswith(DEMO_PREFIX):
         return demo_model_folder(model.removeprefix(DEMO_PREFIX))
@@ -26,7 +53,20 @@ def locate(model: str, revision: str | None = None) -> Path:
             f"there is no model folder {model}",
             hint="set target.model to a local folder, a hub id owner/name, or demo:smollm2-135m-instruct",
         )
-    return _download(model, revision)
+    return None
+
+
+def _downloaded(model: str, revision: str | None) -> Path | None:
+    """Return the folder of a hub model that was downloaded as a whole before."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(model, revision=revision, local_files_only=True))
+        Weights(folder).check_complete()
+    except (LocalEntryNotFoundError, UserError, OSError, ValueError):
+        return None
+    return folder
 
 
 def _download(model: str, revision: str | None) -> Path:
@@ -36,7 +76,9 @@ def _download(model: str, revision: str | None) -> Path:
     try:
         return Path(
             snapshot_download(
-                model, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]
+                model,
+                revision=revision,
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"],
             )
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -46,11 +46,14 @@ class Stepper:
         self.num_taken = torch.zeros(1, dtype=torch.long, device=device)
 
     @torch.no_grad()
-    def step(self, loss: torch.Tensor, num_rows: int) -> StepOutcome:
-        """Divide the gradients by ``num_rows``, clip them and step, if they and ``loss`` are finite."""
+    def step(self, loss: torch.Tensor, num_rows: torch.Tensor) -> StepOutcome:
+        """Divide the gradients by ``num_rows``, clip them and step, if they and ``loss`` are finite.
+
+        All are sums over the whole step, on every rank the same, and so is what is done.
+        """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         # A batch without a row has gradients of zero.
-        num_rows = max(1, num_rows)
+        num_rows = num_rows.float().clamp(min=1)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) / num_rows
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         rate = self.rates.index_select(0, self.num_taken).squeeze(0)  # rates[num_taken] would wait
@@ -129,6 +132,7 @@ def make_optimizers(
     trainable = draft.trainable()
     assert all(p.dtype == torch.float32 for p in trainable.values()), "master weights are fp32"
     head = trainable.pop("lm_head.weight")
+    tables = [trainable.pop(name) for name in list(trainable) if name == "embed_tokens.weight"]
     matrices = [p for p in trainable.values() if p.ndim == 2]
     vectors = [p for p in trainable.values() if p.ndim != 2]
     muon = None
@@ -140,8 +144,7 @@ def make_optimizers(
             adjust_lr_fn="match_rms_adamw",
         )
         matrices = []
-    if settings.train_head:
-        matrices = [*matrices, head]
+    matrices = [*matrices, *tables, *([head] if settings.train_head else [])]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},

