@@ -56,21 +56,55 @@ def _add_stage(name: str, summary: str) -> None:
         settings: tuple[str, ...],
         **flags: Any,
     ) -> None:
-        if name == "regenerate" and (endpoint := flags.pop("endpoint")):
-            settings = (*settings, f"regenerate.endpoint={endpoint}")
+        if name in ("regenerate", "evaluate") and (endpoint := flags.pop("endpoint")):
+            settings = (*settings, f"{name}.endpoint={endpoint}")
+        if name == "evaluate" and (engine := flags.pop("engine")):
+            settings = (*settings, f"evaluate.engine={engine}")
         _guarded(debug, _run_stage, name, path, fresh, settings, flags)
 
-    if name == "regenerate":
+    if name in ("regenerate", "evaluate"):
         _ENDPOINT(command)
+    if name == "evaluate":
+        _ENGINE(command)
     for flag in reversed(EXTRACT_FLAGS if name == "extract" else ()):
         click.option(flag.name, type=flag.kind, help=flag.help)(command)
 
 
 _ENDPOINT = click.option(
-    "--endpoint", metavar="URL", help="OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1"
+    "--endpoint",
+    metavar="URL",
+    help="running OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1",
+)
+_ENGINE = click.option(
+    "--engine",
+    type=click.Choice(["transformers", "vllm"]),
+    help="vllm: measure the draft there as well, and compare",
 )
 for _name, _summary in _VERBS.items():
     _add_stage(_name, _summary)
+
+
+@cli.command("serve", context_settings={"ignore_unknown_options": True})
+@click.argument("draft", type=click.Path(path_type=Path))
+@click.option("--target", help="model folder or hub id  [default: the one the draft was trained for]")
+@click.option("--engine", type=click.Choice(["vllm", "sglang"]), default="vllm", show_default=True)
+@click.option("--print", "print_only", is_flag=True, help="print the engine's command instead of starting it")
+@click.option("-k", "--num-draft-tokens", type=click.IntRange(1), default=3, show_default=True,
+              help="draft tokens per target forward")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--tp-size", type=click.IntRange(1), default=1, show_default=True, help="tensor-parallel GPUs")
+@click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), default=0.9,
+              show_default=True, help="share of a GPU's memory the engine may use")  # fmt: skip
+@click.option("--dtype", help="the engine's  [default: the one the draft was trained with]")
+@click.option("--debug", is_flag=True, help="show a traceback for an error")
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE ARGUMENTS]...")
+def serve(debug: bool, print_only: bool, **options: Any) -> None:
+    """Serve a target with its DRAFT folder in vLLM, after checking that they fit.
+
+    Further arguments go to the engine as they are, e.g. --max-model-len 8192.
+    """
+    _guarded(debug, _serve, print_only, options)
 
 
 @cli.command("serve-capture")
@@ -142,6 +176,12 @@ def _run_stage(
 
     context = RunContext(loaded, fresh)
     run(context) if name == "run" else run_stage(context, name)
+
+
+def _serve(print_only: bool, options: dict[str, Any]) -> None:
+    from eyas.stages.serve import ServeOptions, serve
+
+    serve(ServeOptions(**options), print_only)
 
 
 def _serve_capture(path: Path | None, settings: tuple[str, ...], options: dict[str, Any]) -> None:

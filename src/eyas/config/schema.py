@@ -140,6 +140,7 @@ class DraftSettings(Section):
     """The draft model's shape; what is left out is copied from the target."""
 
     architecture: str = Field("eagle3", description="draft architecture")
+    num_layers: PositiveInt = Field(1, description="decoder layers; more than one train on the plain path")
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
     hidden_size: PositiveInt | None = Field(
         None,
@@ -149,6 +150,9 @@ class DraftSettings(Section):
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
     fc_norm: bool = Field(False, description="EAGLE-3.1: norm each aux layer before they are fused")
+    init_from: str | None = Field(
+        None, description="go on from this EAGLE-3 draft: a folder or hub id, native or speculators format"
+    )
     norm_output: bool = Field(False, description="EAGLE-3.1: later draft steps read the normed state")
 
 
@@ -162,13 +166,26 @@ class TrainSettings(Section):
         "kl", description="KL to the teacher, or acceptance itself (LK losses): its -log, or a mix with KL"
     )
     batch_tokens: PositiveInt = Field(8192, description="tokens packed into one batch")
+    recompute: bool = Field(
+        False,
+        description="compute the MLP twice instead of keeping it: for very long documents",
+    )
     micro_batches: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: the layer's matrices by Muon, head and norms by AdamW"
+    )
+    train_head: bool = Field(True, description="false: the head stays the target's rows")
     learning_rate: float = Field(4e-4, gt=0, description="peak learning rate")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay, matrices only")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")
     max_grad_norm: float = Field(0.5, gt=0, description="gradient norm is clipped to this")
-    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="matrix multiplications")
+    average_decay: float | None = Field(
+        None, gt=0, lt=1, description="keep a running average of the weights, e.g. 0.99; null: the last ones"
+    )
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="matrix multiplications; auto: bfloat16 on CUDA, else float32"
+    )
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
     device: str = Field("auto", description="cpu, cuda, or auto")
@@ -184,17 +201,42 @@ MACHINE_SETTINGS = {"device", "num_gpus"}
 class ExportSettings(Section):
     """The folder that inference engines load."""
 
-    format: str = Field("vllm", description="exporter; vllm's folder also loads in SGLang")
+    format: str = Field(
+        "vllm", description="vllm: the native format, also SGLang's; or speculators, for vllm serve FOLDER"
+    )
+    include_embedding: bool = Field(False, description="write the target's embedding too; engines share it")
 
 
 class EvaluateSettings(Section):
     """Speculative decoding with the exported draft."""
 
     num_draft_tokens: PositiveInt = Field(3, description="K, draft tokens per target forward")
-    num_prompts: PositiveInt = Field(32, description="held-out prompts decoded")
+    num_prompts: PositiveInt = Field(
+        32, description="held-out prompts decoded, and prompts of each benchmark"
+    )
     max_new_tokens: int = Field(
         128, ge=2, description="tokens decoded for each prompt; the first needs no draft"
     )
+    in_process: bool = Field(
+        True, description="decode in this process; false for targets too large for transformers here"
+    )
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="vllm: measure the draft there as well, and compare"
+    )
+    endpoint: str | None = Field(
+        None, description="measure a server that runs with the draft, e.g. http://127.0.0.1:8000/v1"
+    )
+    benchmarks: tuple[str, ...] = Field(
+        (),
+        description="served besides held-out prompts: mt-bench, humaneval, gsm8k, files, hf:owner/name:split",
+    )
+    further_draft_tokens: tuple[PositiveInt, ...] = Field(
+        (), description="further K that are served and compared, e.g. [1, 5]"
+    )
+    concurrency: tuple[PositiveInt, ...] = Field(
+        (1, 2, 4, 8, 16, 32, 64), description="requests at a time that are served and compared"
+    )
+    temperatures: tuple[float, ...] = Field((0.0,), description="sampling temperatures that are served")
 
 
 class RunConfig(Section):

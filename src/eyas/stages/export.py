@@ -41,12 +41,10 @@ def export(context: RunContext) -> None:
     tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
     with atomic_folder(folder) as beside:
         (beside / "stage.json").write_bytes((folder / "stage.json").read_bytes())
-        exporter.write(beside, draft, context.spec, checkpoint.vocab)
+        exporter.write(beside, draft, context.spec, checkpoint.vocab, context.config.export.include_embedding)
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
     finish(context, "export", _digests(folder))
-    say(f"export: verified; serve it with: vllm serve {context.config.target.model} --speculative-config "
-        f'\'{{"method": "eagle3", "model": "{folder}", "num_speculative_tokens": '
-        f"{context.config.evaluate.num_draft_tokens}}}'")  # fmt: skip
+    say(f"export: verified; serve it with: eyas serve {folder} -k {context.config.evaluate.num_draft_tokens}")
     next_command(context, "export")
 
 

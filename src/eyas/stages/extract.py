@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,7 +25,7 @@ from eyas.stages.statistics import table_of
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
 from eyas.targets.size import weight_bytes
-from eyas.targets.teacher import TeacherHead, read_teacher
+from eyas.targets.teacher import read_teacher
 from eyas.targets.weights import Weights
 from eyas.types import TokenizedSample
 
@@ -66,10 +66,15 @@ def extract(context: RunContext) -> None:
                 (context.states_folder / split).clear()
         if not begin(context, "extract", inputs, lambda: _is_whole(context)):
             return
-        works = [_Work(context, split, manifest) for split in SPLITS]
+        works = [Work(context, split, manifest) for split in SPLITS]
         works_to_do = [work for work in works if work.missing]
+        capture: Callable[[RunContext, list[Work]], object] = _capture
+        if config.extract.fleet is not None:
+            from eyas.stages.extract_fleet import capture_with_fleet
+
+            capture = capture_with_fleet
         if works_to_do:
-            _capture(context, works_to_do)
+            capture(context, works_to_do)
         _finish(context, works)
 
 
@@ -81,10 +86,10 @@ def _is_whole(context: RunContext) -> bool:
         return False
 
 
-class _Work:
+class Work:
     """One split: its store and the shards that are not there yet. Samples are read when they are needed."""
 
-    def __init__(self, context: RunContext, split: Split, manifest: dict[str, Any]) -> None:
+    def __init__(self, context: RunContext, split: Split, manifest: dict[str, Any], writer: str = "") -> None:
         self.split, self.source = split, context.samples_folder
         lengths, self.examples = _scan(context, split, manifest["counts"].get(f"{split}_samples", 0))
         self.num_tokens = sum(lengths)
@@ -94,19 +99,25 @@ class _Work:
         self.bounds = plan_shards(lengths, per_token, extract.shard_bytes)
         data = fingerprint([manifest["fingerprint"], split])
         contract = StoreManifest(context.spec, data, self.bounds, extract.states_dtype)
-        self.writer = ShardWriter(self.folder, contract)
+        self.writer = ShardWriter(self.folder, contract, writer)
         self.missing = self.writer.missing()
+        self._next_shard, self._samples = 0, read_samples(self.source, self.split)
         self.missing_tokens = sum(sum(lengths[self.bounds[n] : self.bounds[n + 1]]) for n in self.missing)
 
-    def parts(self) -> Iterator[tuple[int, list[TokenizedSample]]]:
-        """Yield the missing shards with their samples, one after the other."""
-        samples, missing = read_samples(self.source, self.split), set(self.missing)
-        for number, (start, end) in enumerate(itertools.pairwise(self.bounds)):
-            part = itertools.islice(samples, end - start)
-            if number in missing:
-                yield number, list(part)
-            else:
-                collections.deque(part, maxlen=0)
+    def parts(self, shards: Iterable[int] | None = None) -> Iterator[tuple[int, list[TokenizedSample]]]:
+        """Yield shards, by default the missing ones, with their samples.
+
+        Ascending shards are read in one pass, which goes on where the last call ended.
+        """
+        for number in self.missing if shards is None else shards:
+            if number < self._next_shard:
+                self._next_shard, self._samples = 0, read_samples(self.source, self.split)
+            start, end = self.bounds[number], self.bounds[number + 1]
+            collections.deque(
+                itertools.islice(self._samples, start - self.bounds[self._next_shard]), maxlen=0
+            )
+            self._next_shard = number + 1
+            yield number, list(itertools.islice(self._samples, end - start))
 
 
 def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int], list[TokenizedSample]]:
@@ -125,21 +136,13 @@ def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int
     return lengths, examples + ([longest] if longest is not None else [])
 
 
-def _capture(context: RunContext, works: list[_Work]) -> None:
+def _capture(context: RunContext, works: list[Work]) -> None:
     config = context.config.extract
-    settings: dict[str, Any] = {"batch_tokens": config.batch_tokens, "batch_size": config.batch_size}
-    if config.endpoint is not None:
-        settings["endpoint"] = config.endpoint
-    engine: Engine = context.make_engine(config.engine, **settings)
+    engine = make_engine(context)
     try:
-        teacher = read_teacher(context.target_folder, context.spec)
         samples = [s for work in works for s in work.examples]
-        probed = _probe(context, engine, teacher, samples)
-        check = functools.partial(
-            check_states,
-            outside=functools.partial(outside_envelope, envelope=probed.envelope[:-1]),
-            last_check=_last_check(context, engine, teacher, samples),
-        )
+        probed = probe_engine(context, engine, samples)
+        check = check_of(context, engine, probed, samples)
         num_failures = 0
         for work in works:
             num_failures += _capture_split(engine, work, check, config.max_failures - num_failures)
@@ -148,9 +151,16 @@ def _capture(context: RunContext, works: list[_Work]) -> None:
         engine.close()
 
 
-def _probe(
-    context: RunContext, engine: Engine, teacher: TeacherHead, samples: list[TokenizedSample]
-) -> Probed:
+def make_engine(context: RunContext) -> Engine:
+    config = context.config.extract
+    settings: dict[str, Any] = {"batch_tokens": config.batch_tokens, "batch_size": config.batch_size}
+    if config.endpoint is not None:
+        settings["endpoint"] = config.endpoint
+    engine: Engine = context.make_engine(config.engine, **settings)
+    return engine
+
+
+def probe_engine(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
     spec = context.spec
     started = time.monotonic()
     engine.witness([])  # some engines start when they are first asked
@@ -160,7 +170,7 @@ def _probe(
     if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
         reference = context.make_engine("transformers")
     try:
-        exact = teacher.to("cpu", torch.float32)
+        exact = read_teacher(context.target_folder, spec).to("cpu", torch.float32)
         logits = lambda last: exact.logits(last.float())  # noqa: E731
         probed = probe(engine, spec, probe_samples(samples), logits, reference)
     finally:
@@ -173,20 +183,23 @@ def _probe(
     return probed
 
 
-def _last_check(
-    context: RunContext, engine: Engine, teacher: TeacherHead, samples: list[TokenizedSample]
-) -> LastCheck:
-    """Measure on a few samples, each computed alone, how well their states predict their own tokens."""
+def check_of(context: RunContext, engine: Engine, probed: Probed, samples: list[TokenizedSample]) -> Check:
+    """Return the check of each sample's states against what the probe saw and the sample's own tokens.
+
+    How well states predict those is measured on a few ``samples``, each computed alone.
+    """
     longest = sorted(samples, key=lambda s: int(s.supervised.sum()), reverse=True)[:NUM_CALIBRATING]
     alone = [dataclasses.replace(s, sample_id=f"probe-own-{i}") for i, s in enumerate(longest)]
     known = [w.states for s in alone for w in engine.witness([s]) if isinstance(w, Witness)]
-    check = LastCheck.calibrated(context.spec, teacher, known)
-    if check.usual_misses is None:
+    teacher = read_teacher(context.target_folder, context.spec)
+    last_check = LastCheck.calibrated(context.spec, teacher, known)
+    if last_check.usual_misses is None:
         say("  the target does not predict the data's answers well enough to tell states by their tokens")
-    return check
+    outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
+    return functools.partial(check_states, outside=outside, last_check=last_check)
 
 
-def _capture_split(engine: Engine, work: _Work, check: Check, max_failures: int) -> int:
+def _capture_split(engine: Engine, work: Work, check: Check, max_failures: int) -> int:
     """Capture the missing shards of one split; return how many samples failed."""
     shelf = Shelf(work.writer, check, max_failures)
     # An engine that does not stream holds all it is given, so it is given one shard at a time.
@@ -206,7 +219,7 @@ def _capture_split(engine: Engine, work: _Work, check: Check, max_failures: int)
     return len(shelf.failures)
 
 
-def _finish(context: RunContext, works: list[_Work]) -> None:
+def _finish(context: RunContext, works: list[Work]) -> None:
     spec = context.spec
     stores = {work.split: ShardStore(work.folder) for work in works}
     records = {split: list(store.records.values()) for split, store in stores.items()}

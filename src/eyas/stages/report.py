@@ -11,6 +11,7 @@ from eyas.files import atomic_file
 from eyas.stages.context import RunContext, facts_of
 from eyas.stages.html import html_table
 from eyas.stages.inspect import prepared_sections
+from eyas.stages.served_page import served_rows, served_sections
 from eyas.stages.svg import line_chart
 
 _PAGE = """<!doctype html>
@@ -49,6 +50,8 @@ def summary_rows(context: RunContext) -> list[tuple[str, str]]:
     layers = ", ".join(map(str, context.spec.aux_layer_ids))
     prompts, limit = report["num_prompts"], report["max_new_tokens"]
     with_draft, without = report["drafted_tokens_per_s"], report["plain_tokens_per_s"]
+    place = f"{report['device']}, batch 1" if context.config.evaluate.in_process else "the engine"
+    compared = f", {without:.1f} without" if without else ""
     return [
         ("target", f"{context.config.target.model} ({report['dtype']}, aux layers {layers})"),
         ("trained on", f"{tokens:,} tokens of {conversations:,} conversations, {num_steps} steps"),
@@ -56,16 +59,16 @@ def summary_rows(context: RunContext) -> list[tuple[str, str]]:
         ("accepted, by position", ", ".join(f"{r:.0%}" for r in report["acceptance_rates"])),
         ("acceptance length", f"{report['acceptance']:.3f} decoded, {report['predicted']:.3f} predicted"),
         ("identical outputs", f"{report['identical']} of {prompts}"),
-        (
-            "speed",
-            f"{with_draft:.1f} tokens/s with the draft, {without:.1f} without ({report['device']}, batch 1)",
-        ),
+        ("speed", f"{with_draft:.1f} tokens/s with the draft{compared} ({place})"),
     ]
 
 
 def print_summary(context: RunContext) -> None:
     """Print the table and the acceptance length on stdout."""
     rows = summary_rows(context)
+    served = facts_of(context, "evaluate")["report"]["served"]
+    if served is not None:
+        rows += served_rows(served)
     width = max(len(name) for name, _ in rows)
     print()
     for name, value in rows:
@@ -105,6 +108,7 @@ def write_report(context: RunContext) -> Path:
         ),
         "<h2>Acceptance by position</h2><p>Share of rounds in which draft token k was accepted.</p>",
         _rates(report),
+        *(served_sections(report["served"]) if report["served"] else ()),
         *prepared_sections(context),
         "<h2>Settings</h2>",
         f"<pre>{escape(to_commented_yaml(context.loaded))}</pre>",
@@ -125,7 +129,7 @@ def write_report(context: RunContext) -> Path:
 
 
 def _rates(report: dict[str, Any]) -> str:
-    pairs = zip(report["acceptance_rates"], report["predicted_rates"], strict=True)
+    pairs = zip(report["acceptance_rates"], report["predicted_rates"], strict=False)  # SGLang has no rates
     return html_table(
         [(f"draft token {k}", f"{a:.1%} decoded, {p:.1%} predicted") for k, (a, p) in enumerate(pairs, 1)]
     )

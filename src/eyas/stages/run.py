@@ -6,6 +6,7 @@ from collections.abc import Callable
 from torch.distributed import is_torchelastic_launched
 
 from eyas import registry
+from eyas.config.schema import EvaluateSettings
 from eyas.errors import UserError
 from eyas.files import remove_litter
 from eyas.layer_ids import to_sglang
@@ -18,6 +19,7 @@ from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
+from eyas.stages.start import read_start
 from eyas.stages.train import draft_config, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
@@ -74,7 +76,7 @@ def check_settings(context: RunContext) -> None:
     """Refuse what a late stage would refuse, before an early one works for hours.
 
     Raises: UserError for a name that nothing is registered under, aux layers that an engine cannot
-    serve, or a draft of an impossible shape.
+    serve, or a draft of an impossible shape or to start from.
     """
     config = context.config
     for table, name, kind in (
@@ -84,5 +86,25 @@ def check_settings(context: RunContext) -> None:
         (registry.EXPORTERS, config.export.format, "export format"),
     ):
         registry.check(table, name, kind)
+    _check_evaluation(config.evaluate)
     to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
+    read_start(context)
     draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
+
+
+def _check_evaluation(settings: EvaluateSettings) -> None:
+    if settings.engine == "transformers" and not settings.endpoint:
+        if not settings.in_process:
+            raise UserError(
+                "evaluate.in_process is false and no engine is named", hint="set evaluate.engine=vllm"
+            )
+        served_only = ("benchmarks", "further_draft_tokens")
+        if unread := [name for name in served_only if getattr(settings, name)]:
+            raise UserError(
+                f"evaluate.{unread[0]} is measured in an engine that serves, and none is named",
+                hint="set evaluate.engine=vllm, or evaluate.endpoint=URL",
+            )
+    elif settings.engine == "vllm":
+        from eyas.engines.vllm.versions import installed_version
+
+        installed_version()

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 from eyas.errors import ContractError, EyasError
 from eyas.stages.last_check import LastCheck
 from eyas.stages.statistics import LayerSums, figures_of, summarise
+from eyas.store.journal import ShardRecord
 from eyas.store.shards import ShardWriter
 from eyas.threads import tensor_pool
 from eyas.types import Failure, HiddenStates, TokenizedSample
@@ -53,6 +55,7 @@ class Shelf:
         self.failures: list[Failure] = []
         self.blocked_s = 0.0
         self.written_bytes = 0
+        self.written: queue.SimpleQueue[ShardRecord] = queue.SimpleQueue()  # for those who wait for shards
         self._shards: dict[int, _Shard] = {}
         self._shard_of: dict[str, int] = {}
         self._num_feeding = 0
@@ -126,6 +129,7 @@ class Shelf:
             figures = figures_of(aux, last)
         record = self.writer.write(number, states, shard.failures, figures)
         self.written_bytes += record.num_bytes
+        self.written.put(record)
 
     def _check_failures(self) -> None:
         if len(self.failures) > self.max_failures:

@@ -13,9 +13,10 @@ from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, cove
 from eyas.draft.base import DraftConfig, draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import UserError
-from eyas.files import fingerprint
+from eyas.files import fingerprint, sha256_of_file
 from eyas.progress import mute, say
 from eyas.stages.context import RunContext, begin, finish, next_command
+from eyas.stages.start import draft_from, read_start, start_folder, vocab_of
 from eyas.store.manifest import StoreManifest
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
@@ -37,6 +38,9 @@ def train(context: RunContext) -> None:
         "num_draft_tokens": config.evaluate.num_draft_tokens,
         "seed": config.seed,
     }
+    if config.draft.init_from is not None:
+        files = sorted(start_folder(config.draft.init_from).glob("*.safetensors"))
+        inputs["init_from"] = [sha256_of_file(path) for path in files]
     check_same_target(StoreManifest.read(context.states_folder / "train").spec, context.spec)
     if settings.num_gpus > 1 and not dist.is_torchelastic_launched():
         check_ranks(settings, settings.num_gpus)
@@ -64,12 +68,13 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     stores = {split: context.store(split) for split in SPLITS}
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
     always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
-    vocab = build_vocab_map(counts, config.draft.vocab_size, always)
+    start = read_start(context)
+    vocab = vocab_of(start) if start else build_vocab_map(counts, config.draft.vocab_size, always)
     say(f"train: {len(vocab)} draft ids cover {coverage(counts, vocab):.2%} of the assistant's tokens")
 
     teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)
     trainer = Trainer(
-        draft=new_draft(context, vocab, teacher),
+        draft=draft_from(start, context, teacher) if start else new_draft(context, vocab, teacher),
         teacher=teacher,
         vocab=vocab,
         train_states=stores["train"],
@@ -151,6 +156,7 @@ def draft_config(context: RunContext, vocab_size: int) -> DraftConfig:
         shape.fc_norm,
         shape.norm_output,
         shape.hidden_size,
+        num_layers=shape.num_layers,
     )
 
 

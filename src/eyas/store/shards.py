@@ -146,8 +146,10 @@ def _stored(
 
 
 class ShardStore:
-    """A StateReader over a finished store. A shard's checksum is verified when it is first opened.
+    """A StateReader over a finished store. A shard's checksum is verified before its first states are read.
 
+    Lengths and tokens come from the headers at once: hashing a large store takes minutes, and is done by
+    the threads that read ahead while training runs.
     Raises: ContractError when shards are missing or damaged, naming them.
     """
 
@@ -171,6 +173,8 @@ class ShardStore:
                 [r.checksum for r in self.records.values()],
             ]
         )
+        # Threads that read ahead meet at the same shards; one of them verifies, the others wait for it.
+        self._verifying = {shard: threading.Lock() for shard in self.records}
         self._verified: set[int] = set()
         self._open = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
         self._places = [(shard, i) for shard, r in self.records.items() for i in range(r.num_samples)]
@@ -184,16 +188,20 @@ class ShardStore:
 
     def read(self, index: int) -> HiddenStates:
         shard, place = self._places[index]
+        if shard not in self._verified:
+            with self._verifying[shard]:
+                self._verify(shard)
         return self._open(shard).read(place)
 
     def sample(self, index: int) -> TokenizedSample:
-        """Return the tokens of a sample without its states."""
+        """Return the tokens of a sample without its states; its shard may not be verified yet."""
         shard, place = self._places[index]
         return self._open(shard).samples[place]
 
     def shard(self, shard: int) -> Iterator[HiddenStates]:
         """Yield the states of one shard, verified."""
         opened = self._open_shard(shard)
+        self._verify(shard)
         return (opened.read(place) for place in range(len(opened.samples)))
 
     def verify(self, shard: int) -> int:
@@ -203,31 +211,41 @@ class ShardStore:
         """
         self._verified.discard(shard)
         self._open_shard(shard)
+        self._verify(shard)
         return self.records[shard].num_bytes
+
+    def _verify(self, shard: int) -> None:
+        if shard in self._verified:
+            return
+        name = shard_name(shard)
+        if checksum_of_file(self.folder.local(name)) != self.records[shard].checksum:
+            self.folder.forget(name)
+            raise ContractError(
+                f"{self.folder}/{name} is damaged: its checksum is not the one written", hint=_redo(name)
+            )
+        self._verified.add(shard)
 
     def _open_shard(self, shard: int) -> OpenShard:
         name, record = shard_name(shard), self.records[shard]
-        path = f"{self.folder}/{name}"
-        redo = f"delete {name} and run the same eyas extract again; it redoes exactly this shard"
-        if shard not in self._verified:
-            size = self.folder.size(name)
-            if size != record.num_bytes:
-                found = "no file" if size is None else size
-                raise ContractError(
-                    f"{path} is damaged: {found} bytes, {record.num_bytes} were written", hint=redo
-                )
-            if checksum_of_file(self.folder.local(name)) != record.checksum:
-                self.folder.forget(name)
-                raise ContractError(f"{path} is damaged: its checksum is not the one written", hint=redo)
+        path, redo = f"{self.folder}/{name}", _redo(name)
+        size = self.folder.size(name)
+        if size != record.num_bytes:
+            found = "no file" if size is None else size
+            raise ContractError(
+                f"{path} is damaged: {found} bytes, {record.num_bytes} were written", hint=redo
+            )
         try:
             opened = OpenShard(self.folder.local(name), getattr(torch, self.spec.dtype))
         except (SafetensorError, KeyError, ValueError, TypeError, IndexError, ContractError) as error:
-            raise ContractError(f"{path} cannot be read: {error}", hint=redo) from None
+            raise ContractError(f"{path} is damaged: {error}", hint=redo) from None
         if opened.target != self.spec.fingerprint:
             raise ContractError(f"{path} holds states of another target", hint=redo)
         if len(opened.samples) != record.num_samples:
             raise ContractError(
                 f"{path} holds {len(opened.samples)} samples, {record.num_samples} were written", hint=redo
             )
-        self._verified.add(shard)
         return opened
+
+
+def _redo(name: str) -> str:
+    return f"delete {name} and run the same eyas extract again; it redoes exactly this shard"

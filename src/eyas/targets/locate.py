@@ -1,8 +1,10 @@
 """From the name a user gives to a model folder on this machine."""
 
 from pathlib import Path
+from typing import Any
 
 from eyas.errors import UserError
+from eyas.files import read_json
 from eyas.targets.demo import DEMO_PREFIX, demo_model_folder
 from eyas.targets.files import is_url
 from eyas.targets.remote import describe_hub, describe_url
@@ -67,6 +69,41 @@ def _downloaded(model: str, revision: str | None) -> Path | None:
     except (LocalEntryNotFoundError, UserError, OSError, ValueError):
         return None
     return folder
+
+
+def is_local(model: str) -> bool:
+    """Whether ``locate`` gives a folder without the network."""
+    if model.startswith(DEMO_PREFIX) or Path(model).expanduser().is_dir():
+        return True
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(model, "config.json"), str)
+
+
+def locate_config(model: str) -> dict[str, Any]:
+    """Return a model's config.json; of a hub model that is not here yet, only that file is fetched.
+
+    Raises: UserError.
+    """
+    if model.startswith(DEMO_PREFIX) or Path(model).expanduser().is_dir() or model.count("/") != 1:
+        path = locate(model) / "config.json"
+    else:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            path = Path(hf_hub_download(model, "config.json"))
+        except (HfHubHTTPError, EntryNotFoundError, LocalEntryNotFoundError, OSError) as error:
+            raise UserError(
+                f"the target {model} is neither a local folder nor a hub model that can be fetched"
+                f" ({type(error).__name__})",
+                hint="check the spelling, the network, and huggingface-cli login for gated models",
+            ) from None
+    try:
+        config: dict[str, Any] = read_json(path)
+    except ValueError:
+        raise UserError(f"{path} is damaged", hint="download or copy the model again") from None
+    return config
 
 
 def _download(model: str, revision: str | None) -> Path:

@@ -103,8 +103,7 @@ class VllmEngine:
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens,
                 temperature=sampling.temperature,
-                # torch's generators on a CPU read 32 bits of their seed, so both have to be in them.
-                seed=zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode()),
+                seed=seed_of(sampling, prompt),
                 stop_token_ids=list(self.spec.eos_token_ids),
                 detokenize=False,
             )
@@ -114,7 +113,7 @@ class VllmEngine:
         while open_prompts:
             for output in session.step():
                 if output.finished:
-                    yield _completion(open_prompts.pop(output.request_id), output.outputs[0])
+                    yield to_completion(open_prompts.pop(output.request_id), output.outputs[0])
 
     def close(self) -> None:
         for session in (self._session, self._server):
@@ -268,7 +267,12 @@ class VllmEngine:
         return Witness(states, done.token, done.logprob, digests)
 
 
-def _completion(prompt_id: str, answer: Any) -> Completion | Failure:
+def seed_of(sampling: Sampling, prompt: Prompt) -> int:
+    """Return a prompt's own seed, of the 32 bits that torch's generators on a CPU read."""
+    return zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode())
+
+
+def to_completion(prompt_id: str, answer: Any) -> Completion | Failure:
     if answer.finish_reason not in ("stop", "length"):
         return Failure(prompt_id, f"vLLM ended the answer with {answer.finish_reason!r}")
     return Completion(prompt_id, tuple(answer.token_ids), answer.finish_reason)

