@@ -124,7 +124,13 @@ def begin(
         say(f"{stage}: already done ({folder})")
         return False
     if record is None or record["done"]:
-        _write_record(folder, stage, known, done=False)
+        try:
+            _write_record(folder, stage, known, done=False)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {folder}: {error.strerror}",
+                hint="set run_dir (--output-dir) to a folder on a disk that can be written",
+            ) from None
     with atomic_file(context.config.run_dir / "run.yaml") as beside:
         beside.write_text(to_commented_yaml(context.loaded), encoding="utf-8")
     return True

@@ -16,6 +16,7 @@ from eyas.engines.vllm.versions import CPU_CACHE_SIZED, Way, installed_version, 
 from eyas.errors import UserError
 from eyas.types import TargetSpec
 
+_SMALL_MACHINE = 4  # cores
 _CONNECTOR = "eyas.engines.vllm.connector"
 
 
@@ -102,7 +103,10 @@ def environment(plan: Plan) -> dict[str, str]:
     if is_cpu_build() and installed_version() < CPU_CACHE_SIZED:
         num_bytes = cache_bytes(plan)
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(num_bytes / (1 << 30)))  # whole GiB
-    if ranks > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+    chosen = {"VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"} & os.environ.keys()
+    # It keeps a core for itself, or with a connector none: half of a small machine more or less.
+    small = len(os.sched_getaffinity(0)) <= _SMALL_MACHINE and not chosen
+    if small or (ranks > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in chosen):
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = _cores_of_ranks(ranks)
     return wanted
 
