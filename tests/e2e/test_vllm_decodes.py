@@ -48,6 +48,7 @@ class Kind:
     include_embedding: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    num_layers: int = 1
 
 
 KINDS = {
@@ -59,6 +60,7 @@ KINDS = {
     "speculators format, four aux layers, EAGLE-3.1": Kind(
         (1, 3, 4, 5), format="speculators", fc_norm=True, norm_output=True
     ),
+    "two layers": Kind(num_layers=2),
 }
 
 
@@ -78,7 +80,7 @@ def make(root: Path, kind: Kind) -> Exported:
     states = answered_states(engine, 40, 20)
     trainer = make_trainer(
         root / "checkpoints", target, states[4:], states[:4], kind.vocab_size, spec=spec, num_epochs=6,
-        learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output,
+        learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output, num_layers=kind.num_layers,
     )  # fmt: skip
     trainer.run()
     folder = root / "draft"

@@ -147,8 +147,6 @@ def _shape(
 ) -> DraftConfig:
     width, heads = int(inside["hidden_size"]), int(inside["num_attention_heads"])
     target_width = config.get("target_hidden_size") or width
-    if inside.get("num_hidden_layers", 1) != 1:
-        raise UserError(f"the draft has {inside['num_hidden_layers']} layers, eyas takes one")
     rope = dict(inside.get("rope_parameters") or inside.get("rope_scaling") or {})
     if "type" in rope:
         rope["rope_type"] = rope.pop("type")
@@ -168,6 +166,7 @@ def _shape(
         rope_parameters=rope,
         fc_norm=bool(config.get("fc_norm", inside.get("fc_norm", False))),
         norm_output=bool(config.get("norm_output", inside.get("norm_output", False))),
+        num_layers=inside.get("num_hidden_layers", 1),
     )
 
 
