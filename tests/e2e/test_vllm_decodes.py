@@ -47,6 +47,7 @@ class Kind:
     norm_output: bool = False
     hidden_size: int | None = None
     first_length: int = 6  # of the prompts
+    num_layers: int = 1
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -70,6 +71,7 @@ KINDS = {
         (1, 3, 4, 5), format="speculators", fc_norm=True, norm_output=True
     ),
     "wider than its target, beyond 2048 positions by YaRN": Kind(hidden_size=64, first_length=2040),
+    "two layers": Kind(num_layers=2),
 }
 
 
@@ -92,6 +94,7 @@ def make(root: Path, kind: Kind) -> Exported:
     trainer = make_trainer(
         root / "checkpoints", target, states[4:], states[:4], kind.vocab_size, spec=spec, num_epochs=6,
         learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output, hidden_size=kind.hidden_size,
+        num_layers=kind.num_layers,
     )  # fmt: skip
     trainer.run()
     folder = root / "draft"
