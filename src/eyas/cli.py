@@ -1,25 +1,36 @@
 """The command line: verbs become stages, errors become two lines. Imports nothing heavy before it must."""
 
+import json
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-import eyas
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
 
-_VERBS = {
-    "run": "Run every stage that is not done yet.",
-    "prepare": "Turn conversations into tokenized samples.",
-    "regenerate": "Let the target answer the prompts itself.",
-    "extract": "Capture the target's hidden states.",
-    "train": "Train the draft on the captured states.",
-    "export": "Write the folder that vLLM and SGLang load.",
-    "evaluate": "Measure acceptance by real speculative decoding.",
-}
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "
+    "data are wrong, and nothing was changed; 130 interrupted. After 1 and 130 the same command goes on."
+)
+# Verb, what it does, an example of its own.
+_STAGES = (
+    ("run", "Run every stage that is not done yet.", "eyas run -c run.yaml train.num_epochs=2"),
+    ("prepare", "Turn conversations into tokenized samples.",
+     "eyas prepare -c run.yaml data.max_length=4096"),
+    ("regenerate", "Let the target answer the prompts itself.",
+     "eyas regenerate -c run.yaml --endpoint http://127.0.0.1:8000/v1"),
+    ("extract", "Capture the target's hidden states.", "eyas extract -c run.yaml --engine vllm --tp-size 8"),
+    ("train", "Train the draft on the captured states.", "eyas train -c run.yaml train.learning_rate=1e-4"),
+    ("export", "Write the folder that vLLM and SGLang load.", "eyas export -c run.yaml --push me/my-draft"),
+    ("evaluate", "Measure acceptance by real speculative decoding.",
+     "eyas evaluate -c run.yaml evaluate.num_prompts=64"),
+)  # fmt: skip
 
 
 class _Group(click.Group):
@@ -34,92 +45,285 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(eyas.__version__, prog_name="eyas")
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
+@click.version_option(package_name="eyas", prog_name="eyas")
 def cli() -> None:
     """Train EAGLE-3 draft models for a target LLM and prove that they work."""
 
 
-def _add_stage(name: str, summary: str) -> None:
-    @cli.command(name, help=f"{summary}\n\nSettings come from the run file; SECTION.KEY=VALUE overrides one.")
-    @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+def _example(text: str) -> str:
+    return f"\b\nExample:\n  {text}"
+
+
+def _complete_setting(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    from eyas.config.load import known_keys
+
+    return [f"{key}=" for key in known_keys() if key.startswith(begun)]
+
+
+def _debug(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--debug", is_flag=True, help="show a traceback for an error")(command)
+
+
+def _on_a_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what every command on a run takes: its file, settings that override it, --debug."""
+    command = click.argument(
+        "settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=_complete_setting
+    )(_debug(command))
+    return click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")(
+        command
+    )
+
+
+def _json(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--json", "as_json", is_flag=True, help="answer as JSON, for a program")(command)
+
+
+def _add_stage(name: str, summary: str, example: str) -> None:
+    text = f"{summary}\n\nSettings come from the run file; SECTION.KEY=VALUE overrides one."
+
+    @cli.command(name, help=text, epilog=_example(example))
+    @_on_a_run
     @click.option(
         "--fresh", is_flag=True, help="redo what was written before, instead of refusing or keeping it"
     )
-    @click.option("--debug", is_flag=True, help="show a traceback for an error")
-    @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-    def command(
-        path: Path | None,
-        fresh: bool,
-        debug: bool,
-        settings: tuple[str, ...],
-        endpoint: str | None = None,
-        **flags: Any,
-    ) -> None:
-        if endpoint:
-            settings = (*settings, f"regenerate.endpoint={endpoint}")
-        _guarded(debug, _run_stage, name, path, fresh, settings, flags)
+    def command(debug: bool, **arguments: Any) -> None:
+        _guarded(debug, _run_stage, name, **arguments)
 
-    if name == "regenerate":
-        _ENDPOINT(command)
-    for flag in reversed(EXTRACT_FLAGS if name == "extract" else ()):
-        click.option(flag.name, type=flag.kind, help=flag.help)(command)
+    for option in _OPTIONS.get(name, []):
+        option(command)
 
 
-_ENDPOINT = click.option(
-    "--endpoint", metavar="URL", help="OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1"
+_OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
+    "run": [
+        click.option("--json", "as_json", is_flag=True, help="JSON lines of what happens, on stdout"),
+        click.option("--detach", is_flag=True, help="work on behind a closed terminal; see eyas status"),
+    ],
+    "regenerate": [
+        click.option(
+            "--endpoint", metavar="URL", help="OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1"
+        )
+    ],
+    "extract": [click.option(flag.name, type=flag.kind, help=flag.help) for flag in reversed(EXTRACT_FLAGS)],
+    "export": [
+        click.option("--push", metavar="OWNER/NAME", help="also upload the draft to this hub repository"),
+        click.option("--dry-run", is_flag=True, help="with --push: say what would be uploaded; upload nothing"),
+        click.option("--private", is_flag=True, help="with --push: make a new repository private"),
+    ],
+}  # fmt: skip
+for _name, _summary, _command in _STAGES:
+    _add_stage(_name, _summary, _command)
+
+
+@cli.command(
+    epilog=_example("eyas init --target meta-llama/Llama-3.1-8B-Instruct --data chats.jsonl --gpus 1")
 )
-for _name, _summary in _VERBS.items():
-    _add_stage(_name, _summary)
+@click.option("--target", help="model folder, hub id, or demo:smollm2-135m-instruct")
+@click.option("--data", multiple=True, help="file, folder, glob or hf:owner/name:split; may be repeated")
+@click.option("--gpus", type=click.IntRange(0), help="GPUs of this machine to use; 0: two CPU cores will do")
+@click.option("--run-dir", help="folder of the run  [default: runs/NAME]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="run.yaml", show_default=True,
+              help="run file to write")  # fmt: skip
+@_debug
+def init(debug: bool, **arguments: Any) -> None:
+    """Write a commented run file; asks on a terminal for what is not given."""
+    from eyas.stages.init import init as write_run_file
+
+    _guarded(debug, write_run_file, **arguments)
 
 
-@cli.group()
+@cli.command(epilog=_example("eyas plan -c recipes/kimi-k2.5.yaml --rate extract=2280 --json"))
+@_on_a_run
+@_json
+@click.option(
+    "--rate",
+    "rates",
+    multiple=True,
+    metavar="STAGE=NUMBER",
+    help="known rate instead of a measured one: tokens/s (extract, train, regenerate), rows/s (prepare)",
+)
+@click.option("--tokens", type=click.IntRange(1), help="tokens of the data, instead of looking at it")
+@click.option("--calibrate/--no-calibrate", default=None,
+              help="measure rates with a short run  [default: for targets up to 2 GiB]")  # fmt: skip
+def plan(debug: bool, **arguments: Any) -> None:
+    """Say what a run would do: tokens, disk, memory, and the time of each stage with its basis."""
+    _guarded(debug, _plan, **arguments)
+
+
+@cli.command(epilog=_example("eyas doctor -c run.yaml"))
+@_on_a_run
+@_json
+def doctor(debug: bool, **arguments: Any) -> None:
+    """Look for what would stop a run: versions, devices, disk, the target. Exit code 1 for a problem."""
+    _guarded(debug, _doctor, **arguments)
+
+
+@cli.command(epilog=_example("eyas status -c run.yaml --json"))
+@_on_a_run
+@_json
+def status(debug: bool, **arguments: Any) -> None:
+    """Show how far a run is and what works on it."""
+    _guarded(debug, _status, **arguments)
+
+
+@cli.command(epilog=_example("eyas logs -c run.yaml --follow"))
+@_on_a_run
+@click.option(
+    "-n",
+    "--lines",
+    "num_lines",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="last lines to show; 0: all",
+)
+@click.option("-f", "--follow", is_flag=True, help="go on until the run ends")  # fmt: skip
+def logs(debug: bool, **arguments: Any) -> None:
+    """Show the log of a detached run."""
+    _guarded(debug, _logs, **arguments)
+
+
+@cli.command(epilog=_example("eyas stop -c run.yaml"))
+@_on_a_run
+def stop(debug: bool, **arguments: Any) -> None:
+    """Interrupt the process that works on a run; eyas run goes on where it was."""
+    _guarded(debug, _stop, **arguments)
+
+
+@cli.command(epilog=_example("eyas compare runs/a runs/b -o compared.html"))
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="also write a page with their curves")
+@_json
+@_debug
+def compare(debug: bool, **arguments: Any) -> None:
+    """Put finished runs side by side: figures, settings that differ, curves. RUN is a run folder."""
+    _guarded(debug, _compare, **arguments)
+
+
+@cli.group(epilog=_example("eyas inspect prepared -c run.yaml"))
 def inspect() -> None:
     """Look at what a stage wrote."""
 
 
-@inspect.command("prepared")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@inspect.command("prepared", epilog=_example("eyas inspect prepared -c run.yaml -n 5"))
+@_on_a_run
 @click.option("-n", "--samples", "num_samples", default=3, show_default=True, help="samples to show")
 @click.option("--id", "sample_id", help="show this sample")
-@click.option("--debug", is_flag=True, help="show a traceback for an error")
-@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-def inspect_prepared(
-    path: Path | None, num_samples: int, sample_id: str | None, debug: bool, settings: tuple[str, ...]
-) -> None:
+def inspect_prepared(debug: bool, **arguments: Any) -> None:
     """Show figures of the tokenized data, and samples with what is trained on highlighted."""
-    _guarded(debug, _inspect_prepared, path, num_samples, sample_id, settings)
+    _guarded(debug, _inspect_prepared, **arguments)
 
 
-@cli.command("config")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@cli.command("config", epilog=_example("eyas config -c run.yaml"))
+@_on_a_run
 @click.option("--keys", is_flag=True, help="list every setting with its meaning")
-@click.option("--debug", is_flag=True, help="show a traceback for an error")
-@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-def show_config(path: Path | None, keys: bool, debug: bool, settings: tuple[str, ...]) -> None:
+def show_config(debug: bool, **arguments: Any) -> None:
     """Show the resolved configuration, each value with its origin."""
-    _guarded(debug, _show_config, path, keys, settings)
+    _guarded(debug, _show_config, **arguments)
 
 
-def _run_stage(
-    name: str, path: Path | None, fresh: bool, settings: tuple[str, ...], flags: dict[str, Any]
-) -> None:
+@cli.command(epilog=_example("eyas completion bash >> ~/.bashrc"))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes commands and settings in your shell."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(cli, {}, "eyas", "_EYAS_COMPLETE")
+    click.echo(
+        script.source_template % script.source_vars()
+    )  # source() would start the shell to ask its version
+
+
+def _run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bool, **flags: Any) -> None:
     from eyas.config.load import load_config
 
-    if flags:
+    if name == "extract":
         from eyas.stages.extract_flags import settings_from_flags
 
         settings = settings_from_flags(flags, settings)
+    if endpoint := flags.get("endpoint"):
+        settings = (*settings, f"regenerate.endpoint={endpoint}")
     loaded = load_config(path, settings)
     from eyas.stages.context import RunContext
-    from eyas.stages.run import run, run_stage
+    from eyas.stages.run import check_settings, run, run_stage
 
     context = RunContext(loaded, fresh)
-    run(context) if name == "run" else run_stage(context, name)
+    if name == "run" and flags["detach"]:
+        from eyas.stages.process import detach
+
+        check_settings(context)
+        detach(loaded.config.run_dir, path, fresh, settings, flags["as_json"])
+    elif name == "run":
+        run(context, flags["as_json"])
+    else:
+        run_stage(context, name)
+    if push := flags.get("push"):
+        from eyas.stages.publish import publish
+
+        publish(context, push, flags["dry_run"], flags["private"])
+
+
+def _plan(path: Path | None, settings: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages.context import RunContext
+    from eyas.stages.plan import plan, print_plan
+
+    found = plan(RunContext(loaded), **arguments)
+    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else print_plan(found)
+
+
+def _doctor(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    from eyas.config.load import load_config
+    from eyas.stages.doctor import examine, print_findings
+
+    loaded = load_config(path, settings) if path or settings else None
+    findings = examine(loaded)
+    click.echo(json.dumps([f.__dict__ for f in findings], indent=2)) if as_json else print_findings(findings)
+    if any(f.state == "problem" for f in findings):
+        sys.exit(1)
+
+
+def _status(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    from eyas.stages.process import print_status, status
+
+    found = status(_run_dir(path, settings))
+    click.echo(json.dumps(found, indent=2)) if as_json else print_status(found)
+
+
+def _logs(path: Path | None, settings: tuple[str, ...], num_lines: int, follow: bool) -> None:
+    from eyas.stages.process import follow as lines_of
+
+    for line in lines_of(_run_dir(path, settings), num_lines, follow):
+        click.echo(line, nl=False)
+
+
+def _stop(path: Path | None, settings: tuple[str, ...]) -> None:
+    from eyas.stages.process import stop
+
+    click.echo(stop(_run_dir(path, settings)))
+
+
+def _run_dir(path: Path | None, settings: tuple[str, ...]) -> Path:
+    from eyas.config.load import load_config
+
+    return load_config(path, settings).config.run_dir
+
+
+def _compare(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+    from eyas.stages.compare import compare, print_comparison, write_comparison
+
+    found = compare(runs)
+    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else print_comparison(found)
+    if output:
+        write_comparison(found, output)
 
 
 def _inspect_prepared(
-    path: Path | None, num_samples: int, sample_id: str | None, settings: tuple[str, ...]
+    path: Path | None, settings: tuple[str, ...], num_samples: int, sample_id: str | None
 ) -> None:
     from eyas.config.load import load_config
 
@@ -130,7 +334,7 @@ def _inspect_prepared(
     inspect_prepared(RunContext(loaded), num_samples, sample_id)
 
 
-def _show_config(path: Path | None, keys: bool, settings: tuple[str, ...]) -> None:
+def _show_config(path: Path | None, settings: tuple[str, ...], keys: bool) -> None:
     from eyas.config.explain import describe_keys, to_commented_yaml
     from eyas.config.load import load_config
 
@@ -143,33 +347,41 @@ def _show_config(path: Path | None, keys: bool, settings: tuple[str, ...]) -> No
         click.echo(to_commented_yaml(load_config(path, settings)), nl=False)
 
 
-def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
+def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
+    # A scheduler's or eyas stop's SIGTERM ends a run as Ctrl-C does: workers are closed, work is kept.
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None
     try:
-        function(*arguments)
+        function(*arguments, **named)
     except EyasError as error:
-        if debug:
-            traceback.print_exc()
-        click.echo(f"error: {error.what}", err=True)
-        if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
+        _show(debug, error.what, error.hint)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         click.echo("interrupted; the same command goes on from here", err=True)
         sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stderr.close()
+        sys.exit(1)
     except OSError as error:
-        if debug:
-            traceback.print_exc()
-        click.echo(f"error: {error}", err=True)
-        click.echo("hint: complete work is kept; mend the cause and run the same command again", err=True)
+        _show(debug, str(error), "complete work is kept; mend the cause and run the same command again")
         sys.exit(1)
     except Exception as error:
-        if debug:
-            traceback.print_exc()
         said = f": {' '.join(str(error).split())}" if str(error) else ""
-        click.echo(f"error: {type(error).__name__}{said}", err=True)
-        click.echo("hint: this should not happen; please report what the command says with --debug", err=True)
+        hint = "this should not happen; please report what the command says with --debug"
+        _show(debug, f"{type(error).__name__}{said}", hint)
         sys.exit(1)
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _show(debug: bool, what: str, hint: str | None) -> None:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"error: {what}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
 
 
 def main() -> None:

@@ -1,17 +1,23 @@
 """run: every stage in order; what is done already is left alone."""
 
 import shutil
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from eyas import registry
-from eyas.errors import UserError
+from eyas.errors import EyasError, UserError
 from eyas.layer_ids import to_sglang
-from eyas.progress import say
-from eyas.stages.context import RunContext
+from eyas.progress import Screen, current_screen, on_screen, say
+from eyas.screens import Checklist, JsonLines, StatusFile
+from eyas.stages.context import RunContext, facts_of, interrupted
 from eyas.stages.evaluate import evaluate
 from eyas.stages.export import export
 from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
+from eyas.stages.process import FOLDER as PROCESS_FOLDER
+from eyas.stages.process import progress_path, recorded
 from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
 from eyas.stages.train import draft_config, train
@@ -26,25 +32,74 @@ STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
 }
 
 
-def run(context: RunContext) -> None:
-    """Run the whole pipeline and show what came out of it."""
-    for name in STAGE_FUNCTIONS:
-        if name == "regenerate" and not context.config.regenerate.enabled:
-            continue
+def stages_of(context: RunContext) -> list[str]:
+    """Return the stages of this run in order."""
+    return [s for s in STAGE_FUNCTIONS if s != "regenerate" or context.config.regenerate.enabled]
+
+
+def run(context: RunContext, as_json: bool = False) -> None:
+    """Run the whole pipeline and show what came out of it; with ``as_json`` as JSON lines on stdout."""
+    run_dir, stages = context.config.run_dir, stages_of(context)
+    new_run = not run_dir.exists()
+    try:
+        with (
+            recorded(run_dir),
+            _screen(as_json, stages) as screen,
+            on_screen(StatusFile(screen, progress_path(run_dir))),
+        ):
+            for name in stages:
+                _run_shown(context, name)
+            page = write_report(context)
+    except UserError:
+        # A run that was refused at its start leaves nothing.
+        if new_run and {p.name for p in run_dir.iterdir()} <= {PROCESS_FOLDER}:
+            shutil.rmtree(run_dir)
+        raise
+    if as_json:
+        JsonLines().event("result", report=facts_of(context, "evaluate")["report"], page=str(page))
+    else:
+        print_summary(context)
+        say(f"report: {page}")
+
+
+@contextmanager
+def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
+    if as_json:
+        screen = JsonLines()
+        try:
+            yield screen
+        except EyasError as error:
+            screen.event("error", what=error.what, hint=error.hint, exit_code=error.exit_code)
+            raise
+    elif sys.stderr.isatty():
+        with Checklist(stages) as checklist:
+            yield checklist
+    else:
+        yield Screen()
+
+
+def _run_shown(context: RunContext, name: str) -> None:
+    """Run one stage and let the screen know how it goes."""
+    screen, started, state = current_screen(), time.monotonic(), "failed"
+    screen.stage(name, "running")
+    try:
         run_stage(context, name)
-    page = write_report(context)
-    print_summary(context)
-    say(f"report: {page}")
+        state = "done" if name in context.began else "kept"
+    finally:
+        screen.stage(name, state, time.monotonic() - started)
 
 
 def run_stage(context: RunContext, name: str) -> None:
     """Run one stage; what it has begun to write when it finds the input wrong is taken back."""
     check_settings(context)
     run_dir, folder = context.config.run_dir, context.folder(name)
-    new_run, new_stage = not run_dir.exists(), not folder.exists()
+    new_run, new_stage = not (run_dir / "run.yaml").exists(), not folder.exists()
     try:
         STAGE_FUNCTIONS[name](context)
-    except UserError:
+    except BaseException as error:
+        interrupted(context, name)
+        if not isinstance(error, UserError):
+            raise
         if new_stage:
             shutil.rmtree(folder, ignore_errors=True)
         if new_run and run_dir.is_dir():
