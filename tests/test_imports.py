@@ -21,6 +21,7 @@ BASE = {
     "eyas.files",
     "eyas.progress",
     "eyas.config.schema",
+    "eyas.screens",
 }
 # Beyond BASE and itself, each part may import these (a package, or single modules of one).
 MAY_IMPORT: dict[str, set[str]] = {
@@ -36,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "export",
         "evaluate",
         "scale",
+        "trackers",
     },
     "config": set(),
     "targets": set(),
@@ -46,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"draft", "store.base", "targets", "data.pack"},
     "export": {"draft"},
     "evaluate": {"draft", "engines.base", "store.base", "targets", "train"},
+    "trackers": set(),
     "scale": {"engines", "store", "train"},
 }
 # Words that stand on few others, so that everybody can stand on them.
@@ -55,6 +58,7 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas.files": set(),
     "eyas.progress": set(),
     "eyas.config.schema": set(),
+    "eyas.screens": {"eyas.progress"},
     "eyas.layer_ids": {"eyas.errors"},
     "eyas.registry": {"eyas.errors"},
     "eyas.types": {"eyas.errors", "eyas.files", "eyas.layer_ids"},
@@ -68,12 +72,13 @@ LIGHT = (
     "files",
     "layer_ids",
     "progress",
+    "screens",
     "registry",
     "types",
     "config",
 )
 SLOW = {"torch", "transformers", "pyarrow", "safetensors", "vllm", "ray"}
-OPTIONAL = {"vllm", "ray", "gguf", "accelerate"}
+OPTIONAL = {"vllm", "ray", "gguf", "accelerate", "tensorboard", "wandb", "mlflow", "trackio"}
 
 
 def module_name(path: Path) -> str:

@@ -107,7 +107,7 @@ _OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
     "extract": [click.option(flag.name, type=flag.kind, help=flag.help) for flag in reversed(EXTRACT_FLAGS)],
     "export": [
         click.option("--push", metavar="OWNER/NAME", help="also upload the draft to this hub repository"),
-        click.option("--dry-run", is_flag=True, help="with --push: say what would be uploaded; upload nothing"),
+        click.option("--dry-run", is_flag=True, help="with --push: say what would be uploaded only"),
         click.option("--private", is_flag=True, help="with --push: make a new repository private"),
     ],
 }  # fmt: skip

@@ -81,7 +81,7 @@ class JsonLines(Screen):
 
 
 class Checklist(Screen, AbstractContextManager["Checklist"]):
-    """The stages below each other on a terminal: done with their time, running with rate, time left, memory."""
+    """The stages on a terminal: done with their time, running with rate, time left and memory."""
 
     every_s = 0.2
 

@@ -141,6 +141,9 @@ class TrainSettings(Section):
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
     device: str = Field("auto", description="cpu, cuda, or auto")
+    trackers: tuple[str, ...] = Field(
+        (), description="where curves also go: tensorboard, wandb, mlflow, trackio"
+    )
 
 
 class ExportSettings(Section):

@@ -74,7 +74,8 @@ def read_rows(config: RunConfig) -> Rows:
         raise UserError(
             "a plan cannot read standard input and leave it for the run", hint="give --tokens NUMBER"
         )
-    rng, sample, num, num_bytes = random.Random(config.seed), [], 0, 0
+    rng, num, num_bytes = random.Random(config.seed), 0, 0
+    sample: list[Any] = []
     deadline = time.monotonic() + _READ_S
     total_bytes = sum(
         f.stat().st_size for path in paths if not path.startswith("hf:") for f in source_files(path)
@@ -134,7 +135,7 @@ def _trial(context: RunContext, folder: Path, rows: list[Any], held_out_share: f
                 update={"sources": (str(source),), "held_out_share": held_out_share, "max_drop_share": 1.0}
             ),
             "train": config.train.model_copy(
-                update={"num_epochs": 1, "validate_every": 10**9, "save_every": 10**9}
+                update={"num_epochs": 1, "validate_every": 10**9, "save_every": 10**9, "trackers": ()}
             ),
             "evaluate": config.evaluate.model_copy(update={"num_prompts": _PROMPTS}),
         }

@@ -4,7 +4,6 @@ import importlib.util
 import platform
 import shutil
 import socket
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ _SMALL_DISK = 10 << 30
 _SMALL_MEMORY = 4 << 30
 # vLLM's own server is tried here when no endpoint is configured.
 _USUAL_PORT = 8000
+INSTALL_VLLM = "pip install 'eyas[vllm]', or set extract.engine=transformers"
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,7 @@ def print_findings(findings: list[Finding]) -> None:
 
 def _python(config: RunConfig | None) -> Iterator[Finding]:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info >= (3, 11):
-        yield Finding("python", "ok", text)
-    else:
-        yield Finding("python", "problem", text, "eyas needs Python 3.11 or newer")
+    yield Finding("python", "ok", text)
     if platform.system() != "Linux":
         yield Finding("system", "warning", f"{platform.system()} is not tested", "Linux is")
 
@@ -90,7 +87,7 @@ def _cuda(config: RunConfig | None) -> Iterator[Finding]:
                           "install torch for your CUDA version: https://pytorch.org/get-started")  # fmt: skip
         elif driver:
             yield Finding("cuda", "problem", f"torch for CUDA {built} finds no usable GPU",
-                          "update the driver (nvidia-smi shows its CUDA), see CUDA_VISIBLE_DEVICES")  # fmt: skip
+                          "update the driver (see nvidia-smi), or mind CUDA_VISIBLE_DEVICES")  # fmt: skip
         elif wants:
             yield Finding(
                 "cuda", "problem", "train.device=cuda, and there is no GPU", "set train.device=auto"
@@ -116,7 +113,7 @@ def _vllm(config: RunConfig | None) -> Iterator[Finding]:
     if importlib.util.find_spec("vllm") is None:
         yield Finding("vllm", "problem" if wanted else "ok",
                       "is not installed" + ("" if wanted else " (needed for large targets only)"),
-                      "pip install 'eyas[vllm]', or extract.engine=transformers" if wanted else None)  # fmt: skip
+                      INSTALL_VLLM if wanted else None)  # fmt: skip
         return
     from eyas.engines.vllm.versions import DEPENDABLE, INSTALL, NATIVE_FAULTS, installed_version
 

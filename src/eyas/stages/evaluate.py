@@ -14,6 +14,7 @@ from eyas.export.vllm import load_export
 from eyas.files import fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
+from eyas.stages.examples import examples_of
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
 from eyas.train.metrics import Acceptance
@@ -39,6 +40,7 @@ def evaluate(context: RunContext) -> None:
     states = ShardStore(context.folder("extract") / "held_out")
     indices = _choose(states, settings.num_prompts, settings.max_new_tokens, context.spec.eos_token_ids)
     engine = context.make_engine("transformers")
+    prompts: list[tuple[str, list[int]]] = []
     plain: list[Decoded] = []
     drafted: list[Decoded] = []
     differences: list[FirstDifference] = []
@@ -46,6 +48,7 @@ def evaluate(context: RunContext) -> None:
         for index in indices:
             sample = states.sample(index)
             prompt = sample.input_ids[: sample.loss_mask.argmax()].tolist()
+            prompts.append((sample.sample_id, prompt))
             limit, eos = settings.max_new_tokens, context.spec.eos_token_ids
             plain.append(decode_plain(engine.session(), prompt, limit, eos))
             chain = DraftChain(draft, target_ids)
@@ -61,7 +64,7 @@ def evaluate(context: RunContext) -> None:
     predicted = predict_acceptance(
         draft, teacher, target_ids, states, indices, settings.num_draft_tokens, settings.max_new_tokens
     )
-    report = _report(context, plain, drafted, differences, predicted)
+    report = _report(context, prompts, plain, drafted, differences, predicted)
     write_json(context.folder("evaluate") / "report.json", report)
     _check_lossless(differences, context.spec.dtype)
     finish(context, "evaluate", fingerprint(report["acceptance"]), report=report)
@@ -108,6 +111,7 @@ def _total(decoded: Sequence[Decoded], num_draft_tokens: int) -> Acceptance:
 
 def _report(
     context: RunContext,
+    prompts: Sequence[tuple[str, list[int]]],
     plain: Sequence[Decoded],
     drafted: Sequence[Decoded],
     differences: Sequence[FirstDifference],
@@ -128,6 +132,7 @@ def _report(
         "predicted_rates": predicted.rates,
         "identical": len(plain) - len(differences),
         "differences": [d.__dict__ for d in differences],
+        "examples": examples_of(context.tokenizer, prompts, drafted),
         "plain_tokens_per_s": _rate(plain),
         "drafted_tokens_per_s": _rate(drafted),
     }

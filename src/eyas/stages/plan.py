@@ -271,7 +271,8 @@ def _stage_plan(
         rate = measured.rates[stage]
         return StagePlan(stage, state, text, left / rate + fixed,
                          f"calibrated: {rate:,.4g} {unit}/s, and {fixed:.0f} s besides")  # fmt: skip
-    return StagePlan(stage, state, text, None, f"unknown: give --rate {stage}=N ({unit}/s), or --calibrate")  # fmt: skip
+    unknown = f"unknown: give --rate {stage}=N ({unit}/s), or --calibrate"
+    return StagePlan(stage, state, text, None, unknown)
 
 
 def _share_done(context: RunContext, stage: str) -> float:

@@ -11,6 +11,7 @@ from eyas.errors import EyasError, UserError
 from eyas.layer_ids import to_sglang
 from eyas.progress import Screen, current_screen, on_screen, say
 from eyas.screens import Checklist, JsonLines, StatusFile
+from eyas.stages.card import write_card
 from eyas.stages.context import RunContext, facts_of, interrupted
 from eyas.stages.evaluate import evaluate
 from eyas.stages.export import export
@@ -49,6 +50,7 @@ def run(context: RunContext, as_json: bool = False) -> None:
         ):
             for name in stages:
                 _run_shown(context, name)
+            write_card(context)
             page = write_report(context)
     except UserError:
         # A run that was refused at its start leaves nothing.
@@ -123,5 +125,7 @@ def check_settings(context: RunContext) -> None:
         (registry.EXPORTERS, config.export.format, "export format"),
     ):
         registry.check(table, name, kind)
+    for name in config.train.trackers:
+        registry.check(registry.TRACKERS, name, "tracker")
     to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
     draft_config(context, config.draft.vocab_size or context.spec.vocab_size)

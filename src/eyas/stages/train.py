@@ -2,6 +2,7 @@
 
 import torch
 
+from eyas.config.load import flatten
 from eyas.data.prepared import read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
 from eyas.draft.base import DraftConfig, draft_config_for
@@ -14,6 +15,7 @@ from eyas.store.shards import ShardStore
 from eyas.targets.families import family_of
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.targets.weights import read_layer
+from eyas.trackers.base import Trackers
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
 from eyas.train.loop import Trainer
 from eyas.types import TargetSpec, VocabMap
@@ -25,7 +27,7 @@ def train(context: RunContext) -> None:
     inputs = {
         "states": context.output_of("extract"),
         "draft": config.draft.model_dump(mode="json"),
-        "train": config.train.model_dump(mode="json", exclude={"save_every", "device"}),
+        "train": config.train.model_dump(mode="json", exclude={"save_every", "device", "trackers"}),
         "num_draft_tokens": config.evaluate.num_draft_tokens,
         "seed": config.seed,
     }
@@ -51,7 +53,11 @@ def train(context: RunContext) -> None:
         root=context.folder("train"),
         device=torch.device(context.device),
     )
-    trainer.run()
+    with Trackers(
+        config.train.trackers, config.run_dir, dict(flatten(config.model_dump(mode="json")))
+    ) as trackers:
+        trainer.watch = trackers.log
+        trainer.run()
     best = best_checkpoint(context.folder("train"))
     assert best is not None
     checkpoint = read_checkpoint(best)

@@ -1,7 +1,7 @@
 """The training loop: load, step, every so often validate and save."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,6 +70,7 @@ class Trainer:
     root: Path
     device: torch.device
     history: list[dict[str, Any]] = field(default_factory=list)
+    watch: Callable[[dict[str, Any]], None] = lambda row: None  # told each new row of the history
 
     def __post_init__(self) -> None:
         self.dtype = getattr(torch, self.settings.compute_dtype)
@@ -91,7 +92,11 @@ class Trainer:
         copies = self.fused.weights.copies if self.fused else None
         self.stepper = Stepper(self.optimizer, self.settings, len(self.batches), copies)
         self.settings_fingerprint = fingerprint(
-            [self.settings.model_dump(mode="json", exclude={"device"}), self.seed, self.vocab.fingerprint]
+            [
+                self.settings.model_dump(mode="json", exclude={"device", "trackers"}),
+                self.seed,
+                self.vocab.fingerprint,
+            ]
         )
         self.best, self.best_step = 0.0, 0
         self.num_skipped = 0  # in a row
@@ -281,6 +286,7 @@ class Trainer:
 
     def _log(self, row: dict[str, Any]) -> None:
         self.history.append(row)
+        self.watch(row)
         with (self.root / "metrics.jsonl").open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
 
