@@ -217,6 +217,7 @@ def inspect_prepared(debug: bool, **arguments: Any) -> None:
 @cli.command("config", epilog=_example("eyas config -c run.yaml"))
 @_on_a_run
 @click.option("--keys", is_flag=True, help="list every setting with its meaning")
+@click.option("--markdown", is_flag=True, help="print the reference of all settings as a page")
 def show_config(debug: bool, **arguments: Any) -> None:
     """Show the resolved configuration, each value with its origin."""
     _guarded(debug, _show_config, **arguments)
@@ -334,11 +335,13 @@ def _inspect_prepared(
     inspect_prepared(RunContext(loaded), num_samples, sample_id)
 
 
-def _show_config(path: Path | None, settings: tuple[str, ...], keys: bool) -> None:
-    from eyas.config.explain import describe_keys, to_commented_yaml
+def _show_config(path: Path | None, settings: tuple[str, ...], keys: bool, markdown: bool) -> None:
+    from eyas.config.explain import describe_keys, to_commented_yaml, to_markdown
     from eyas.config.load import load_config
 
-    if keys:
+    if markdown:
+        click.echo(to_markdown(), nl=False)
+    elif keys:
         rows = describe_keys()
         width = max(len(key) for key, _ in rows)
         for key, meaning in rows:

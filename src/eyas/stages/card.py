@@ -72,7 +72,8 @@ def _measured(context: RunContext) -> str:
     return (
         f"| | |\n| --- | --- |\n{table}\n\nDecoded by eyas itself, a chain of "
         f"K = {report['num_draft_tokens']}, batch 1, on {report['device']}, the target in {spec.dtype}. "
-        "Speed there says nothing about a serving engine; acceptance does." + (f"\n\nNote: {note}" if note else "")
+        "Speed there says nothing about a serving engine; acceptance does."
+        + (f"\n\nNote: {note}" if note else "")
     )
 
 

@@ -31,6 +31,7 @@ pre { overflow-x: auto; font-size: 13px; border: 1px solid var(--line); padding:
 details > summary { cursor: pointer; font-weight: 600; margin-top: 2rem; }
 .big { font-size: 2.4rem; font-weight: 600; margin: .2rem 0; }
 .soft { color: var(--soft); } .warn { border-left: 4px solid var(--c1); padding-left: .8rem; }
+.rejected { font-size: .85em; color: var(--soft); }
 .example { white-space: pre-wrap; border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem; }
 .accepted { background: var(--good); } .rejected { background: var(--bad); text-decoration: line-through; }
 .key span { padding: 0 .3rem; margin-right: .6rem; }

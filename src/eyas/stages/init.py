@@ -43,6 +43,7 @@ train:
 {train}
 evaluate:
   num_draft_tokens: 3     # as you will serve it: num_speculative_tokens
+  max_new_tokens: {decoded}
 """
 _GPU_REGENERATE = """\
   engine: vllm
@@ -90,6 +91,7 @@ def init(
         regenerate=_GPU_REGENERATE if gpus else "  batch_size: 64\n",
         extract=_GPU_EXTRACT.format(gpus=gpus) if gpus else _CPU_EXTRACT,
         vocab_size=32000 if gpus else 4096,
+        decoded=128 if gpus else 64,
         unroll=7 if gpus else 3,
         batch_tokens=8192 if gpus else 512,
         train="  compute_dtype: bfloat16 # masters and optimizer stay in float32\n" if gpus

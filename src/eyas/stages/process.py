@@ -58,6 +58,23 @@ def recorded(run_dir: Path) -> Iterator[None]:
             write_json(path, value | {"ended": time.time(), "outcome": outcome})
 
 
+def kept_files(run_dir: Path) -> dict[str, bytes]:
+    """Return what is known of processes on the run, to be restored when a new one is refused."""
+    paths = (run_dir / FOLDER / "process.json", progress_path(run_dir))
+    return {p.name: p.read_bytes() for p in paths if p.is_file()}
+
+
+def restore_files(run_dir: Path, files: dict[str, bytes]) -> None:
+    folder = run_dir / FOLDER
+    for name in ("process.json", "progress.json"):
+        if name in files:
+            (folder / name).write_bytes(files[name])
+        else:
+            (folder / name).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def refuse_second(run_dir: Path) -> None:
     """Raises: UserError when a living process works on the run."""
     process = _read(run_dir)

@@ -17,8 +17,7 @@ from eyas.stages.evaluate import evaluate
 from eyas.stages.export import export
 from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
-from eyas.stages.process import FOLDER as PROCESS_FOLDER
-from eyas.stages.process import progress_path, recorded
+from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
 from eyas.stages.train import draft_config, train
@@ -41,7 +40,7 @@ def stages_of(context: RunContext) -> list[str]:
 def run(context: RunContext, as_json: bool = False) -> None:
     """Run the whole pipeline and show what came out of it; with ``as_json`` as JSON lines on stdout."""
     run_dir, stages = context.config.run_dir, stages_of(context)
-    new_run = not run_dir.exists()
+    new_run, before = not run_dir.exists(), kept_files(run_dir)
     try:
         with (
             recorded(run_dir),
@@ -53,9 +52,10 @@ def run(context: RunContext, as_json: bool = False) -> None:
             write_card(context)
             page = write_report(context)
     except UserError:
-        # A run that was refused at its start leaves nothing.
-        if new_run and {p.name for p in run_dir.iterdir()} <= {PROCESS_FOLDER}:
-            shutil.rmtree(run_dir)
+        if not context.began:  # refused at its start: nothing has changed
+            restore_files(run_dir, before)
+            if new_run and not any(run_dir.iterdir()):
+                run_dir.rmdir()
         raise
     if as_json:
         JsonLines().event("result", report=facts_of(context, "evaluate")["report"], page=str(page))

@@ -32,7 +32,8 @@ def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
         x_value = x_low + (x_high - x_low) * i / 4
         x, _ = at(x_value, y_low)
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 24}" text-anchor="middle">{x_value:.4g}</text>')
+        shown = f"{x_value:.0f}" if x_high - x_low >= 8 else f"{x_value:.4g}"
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 24}" text-anchor="middle">{shown}</text>')
     for number, (name, line) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*p) for p in line))
