@@ -21,10 +21,11 @@ def page() -> str:
         "",
         "After 1 and 130 the same command goes on.",
     ]
+    root = cli.make_context("eyas", [], resilient_parsing=True)
     for name, command in cli.commands.items():
         nested = command.commands if isinstance(command, click.Group) else {}
         for words, one in [(name, command), *((f"{name} {n}", c) for n, c in nested.items())]:
-            context = click.Context(one, info_name=f"eyas {words}", terminal_width=100)
+            context = click.Context(one, info_name=words, parent=root, terminal_width=100)
             lines += ["", f"## eyas {words}", "", "```text", one.get_help(context), "```"]
     return "\n".join(lines) + "\n"
 

@@ -34,7 +34,21 @@ _STAGES = (
 
 
 class _Group(click.Group):
-    """Commands in the order of the pipeline, and a suggestion for a mistyped one."""
+    """Commands in the order of the pipeline, a suggestion for a mistyped one, and one look for all errors."""
+
+    def main(self, *arguments: Any, standalone_mode: bool = True, **named: Any) -> Any:
+        if not standalone_mode:
+            return super().main(*arguments, standalone_mode=False, **named)
+        try:
+            code = super().main(*arguments, standalone_mode=False, **named)
+        except click.UsageError as error:
+            what = error.format_message().rstrip(".")
+            where = error.ctx.command_path if error.ctx else "eyas"
+            _show(False, what[:1].lower() + what[1:], f"{where} --help")
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(130)
+        sys.exit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -45,7 +59,7 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
+@click.group("eyas", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 @click.version_option(package_name="eyas", prog_name="eyas")
 def cli() -> None:
     """Train EAGLE-3 draft models for a target LLM and prove that they work."""
@@ -246,6 +260,10 @@ def _run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: b
         settings = settings_from_flags(flags, settings)
     if endpoint := flags.get("endpoint"):
         settings = (*settings, f"regenerate.endpoint={endpoint}")
+    if push := flags.get("push"):
+        from eyas.stages.publish import check_repository, publish
+
+        check_repository(push)
     loaded = load_config(path, settings)
     from eyas.stages.context import RunContext
     from eyas.stages.run import check_settings, run, run_stage
@@ -260,9 +278,7 @@ def _run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: b
         run(context, flags["as_json"])
     else:
         run_stage(context, name)
-    if push := flags.get("push"):
-        from eyas.stages.publish import publish
-
+    if push:
         publish(context, push, flags["dry_run"], flags["private"])
 
 
@@ -388,4 +404,4 @@ def _show(debug: bool, what: str, hint: str | None) -> None:
 
 
 def main() -> None:
-    cli()
+    cli(prog_name="eyas")

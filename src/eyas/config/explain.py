@@ -27,9 +27,9 @@ def to_markdown(model: type[BaseModel] = RunConfig) -> str:
     lines = [
         "# Configuration",
         "",
-        "Generated from the schema by `eyas config --markdown`. A run file holds these sections; on the command",
-        "line a setting is `SECTION.KEY=VALUE`, with the value as in YAML. `eyas config -c run.yaml` shows the",
-        "values of a run and where each comes from.",
+        "Generated from the schema by `eyas config --markdown`. A run file holds these sections;",
+        "on the command line a setting is `SECTION.KEY=VALUE`, the value as in YAML.",
+        "`eyas config -c run.yaml` shows a run's values and where each comes from.",
     ]
     _section("", model, lines)
     for name, info in model.model_fields.items():

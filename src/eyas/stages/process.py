@@ -111,6 +111,7 @@ def _start(run_dir: Path, arguments: Sequence[str]) -> int:
             stderr=out,
             start_new_session=True,
         )
+    child.returncode = 0  # it outlives this process, and nobody waits for it
     return child.pid
 
 

@@ -12,13 +12,17 @@ from eyas.stages.plan import size
 _PUBLISHED = ("README.md", "config.json", "model.safetensors")
 
 
+def check_repository(name: str) -> None:
+    """Raises: UserError for what is no repository's name."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UserError(f"--push {name}: not a repository", hint="as in --push owner/name")
+
+
 def publish(context: RunContext, repository: str, dry_run: bool, private: bool) -> None:
     """Upload the exported draft to OWNER/NAME, or with ``dry_run`` say what would be uploaded.
 
-    Raises: UserError for a name that is no repository's, or nobody logged in; EyasError when the hub refuses.
+    Raises: UserError when nobody is logged in who may; EyasError when the hub refuses.
     """
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise UserError(f"--push {repository}: not a repository", hint="as in --push owner/name")
     context.output_of("export")
     write_card(context)
     folder = context.folder("export")

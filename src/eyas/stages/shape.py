@@ -83,7 +83,8 @@ def count_parameters(text: dict[str, Any]) -> tuple[int, int]:
 
 def _folder(settings: TargetSettings) -> Path:
     name = settings.model
-    if name.startswith(DEMO_PREFIX) or Path(name).expanduser().is_dir() or name.count("/") != 1:
+    named_as_folder = name.startswith((DEMO_PREFIX, ".", "/", "~")) or name.count("/") != 1
+    if named_as_folder or Path(name).is_dir():
         return locate(name, settings.revision)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
