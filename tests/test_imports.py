@@ -20,6 +20,8 @@ BASE = {
     "eyas.registry",
     "eyas.files",
     "eyas.progress",
+    "eyas.tensorfile",
+    "eyas.threads",
     "eyas.config.schema",
     "eyas.screens",
 }
@@ -57,6 +59,8 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas.errors": set(),
     "eyas.files": set(),
     "eyas.progress": set(),
+    "eyas.tensorfile": set(),
+    "eyas.threads": set(),
     "eyas.config.schema": set(),
     "eyas.screens": {"eyas.progress"},
     "eyas.layer_ids": {"eyas.errors"},

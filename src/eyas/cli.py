@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,13 @@ _STAGES = (
 class _Group(click.Group):
     """Commands in the order of the pipeline, a suggestion for a mistyped one, and one look for all errors."""
 
-    def main(self, *arguments: Any, standalone_mode: bool = True, **named: Any) -> Any:
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
+    ) -> Any:
         if not standalone_mode:
-            return super().main(*arguments, standalone_mode=False, **named)
+            return super().main(args, standalone_mode=False, **named)
         try:
-            code = super().main(*arguments, standalone_mode=False, **named)
+            code = super().main(args, standalone_mode=False, **named)
         except click.UsageError as error:
             what = error.format_message().rstrip(".")
             where = error.ctx.command_path if error.ctx else "eyas"

@@ -224,7 +224,8 @@ class HiddenStates:
 
         if last.shape[0] != len(sample):
             raise ContractError(f"sample {sample.sample_id}: {len(sample)} tokens but {last.shape[0]} rows")
-        return cls(sample, aux, last[torch.from_numpy(sample.supervised)])
+        keep = torch.from_numpy(sample.supervised)
+        return cls(sample, aux, last if keep.all() else last[keep])
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,8 @@ def test_killing_the_engine_or_the_writer_loses_nothing_and_the_same_command_res
     log = third.text()
     assert "the engine passed the probe" in log
     assert "layer 4 is the last: it is always stored" in log
-    assert {n: r.sha256 for n, r in read_journal(out / "states" / "train").items() if n in kept} == {
-        n: r.sha256 for n, r in kept.items()
+    assert {n: r.checksum for n, r in read_journal(out / "states" / "train").items() if n in kept} == {
+        n: r.checksum for n, r in kept.items()
     }
     _check_store(out / "states", target, num_samples=NUM_SAMPLES)
 

@@ -188,7 +188,7 @@ def test_a_folder_without_a_manifest_holds_no_states(tmp_path: Path) -> None:
         ShardStore(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format_version": 1}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format_version": 2}'])
 def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ContractError, match="is damaged"):

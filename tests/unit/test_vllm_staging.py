@@ -22,7 +22,7 @@ GO_ON = threading.Event()
 
 
 def staged(dtype: torch.dtype = torch.bfloat16) -> StagedStates:
-    return StagedStates(torch.randn(7, 3, 8).to(dtype), torch.arange(7), (2, 4, 6))
+    return StagedStates.split(torch.randn(7, 3, 8).to(dtype), torch.arange(7), (2, 4, 6))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -30,8 +30,9 @@ def test_states_come_back_bit_for_bit_and_their_file_is_gone(tmp_path: Path, dty
     written = staged(dtype)
     write_states(tmp_path / "a", written)
     found = take_states(tmp_path / "a", 1, GO_ON)
-    assert torch.equal(found.states, written.states)
-    assert found.states.dtype == dtype
+    assert torch.equal(found.lower, written.lower)
+    assert torch.equal(found.last, written.last)
+    assert found.lower.dtype == found.last.dtype == dtype
     assert torch.equal(found.token_ids, written.token_ids)
     assert found.layer_ids == (2, 4, 6)
     assert list(tmp_path.iterdir()) == []
@@ -41,12 +42,13 @@ def test_any_safetensors_reader_reads_a_staged_file(tmp_path: Path) -> None:
     written = staged()
     write_states(tmp_path / "a", written)
     with safe_open(tmp_path / "a", framework="pt") as f:
-        assert torch.equal(f.get_tensor("states"), written.states)
+        assert torch.equal(f.get_tensor("lower"), written.lower)
+        assert torch.equal(f.get_tensor("last"), written.last)
 
 
 @pytest.mark.parametrize("place", [-1, -40, 600])
 def test_a_flipped_bit_is_found(tmp_path: Path, place: int) -> None:
-    write_states(tmp_path / "a", StagedStates(torch.randn(40, 3, 8), torch.arange(40), (1, 2, 3)))
+    write_states(tmp_path / "a", StagedStates.split(torch.randn(40, 3, 8), torch.arange(40), (1, 2, 3)))
     data = bytearray((tmp_path / "a").read_bytes())
     data[place] ^= 1
     (tmp_path / "a").write_bytes(data)

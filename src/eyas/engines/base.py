@@ -37,7 +37,7 @@ class Witness:
     states: HiddenStates
     next_token: int | None
     next_logprob: float
-    rank_digests: tuple[tuple[int, ...], ...] = ()
+    rank_digests: tuple[tuple[str, ...], ...] = ()
 
 
 class Engine(Protocol):

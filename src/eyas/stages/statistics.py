@@ -11,6 +11,7 @@ import torch
 from eyas.files import flush_to_disk
 
 _FILE = "statistics.jsonl"
+_BLOCK = 1 << 18  # values summed up at a time
 
 
 @dataclass(frozen=True)
@@ -22,16 +23,6 @@ class LayerSums:
     total: torch.Tensor
     squares: torch.Tensor
     count: int
-
-    @classmethod
-    def of(cls, states_TLD: torch.Tensor, norms_TL: torch.Tensor) -> "LayerSums":
-        """NaN anywhere in a layer shows in ``low`` and ``high``, an infinity in one of them."""
-        num_tokens, num_layers, width = states_TLD.shape
-        # Layer by layer and row by row: torch reduces over such strides several times faster.
-        extremes = [states_TLD[:, i].aminmax() for i in range(num_layers)]
-        low, high = (torch.stack([e[side] for e in extremes]).double() for side in (0, 1))
-        total = states_TLD.sum(-1, dtype=torch.float32).sum(0, dtype=torch.float64)
-        return cls(low, high, total, norms_TL.double().square().sum(0), num_tokens * width)
 
     def __add__(self, other: "LayerSums") -> "LayerSums":
         return LayerSums(
@@ -62,6 +53,32 @@ class LayerSums:
             {"min": low, "max": high, "mean": total / self.count, "rms": math.sqrt(squares / self.count)}
             for low, high, total, squares in columns
         ]
+
+
+def summarise(states_TLD: torch.Tensor) -> tuple[LayerSums, torch.Tensor]:
+    """Return the figures of each layer, and the norm of each row [T, L].
+
+    NaN anywhere in a layer shows in ``low`` and ``high``, an infinity in one of them.
+    """
+    num_tokens, num_layers, width = states_TLD.shape
+    low, high, total, norms = (torch.empty(num_tokens, num_layers) for _ in range(4))
+    # Block by block in float32: half floats reduce twenty times slower, and a block stays in the cache.
+    rows = max(1, _BLOCK // max(1, num_layers * width))
+    for start in range(0, num_tokens, rows):
+        here = slice(start, start + rows)
+        block = states_TLD[here].float()
+        torch.amin(block, -1, out=low[here])
+        torch.amax(block, -1, out=high[here])
+        torch.sum(block, -1, out=total[here])
+        torch.linalg.vector_norm(block, dim=-1, out=norms[here])
+    sums = LayerSums(
+        low.amin(0).double() if num_tokens else low.new_full((num_layers,), math.inf).double(),
+        high.amax(0).double() if num_tokens else high.new_full((num_layers,), -math.inf).double(),
+        total.sum(0, dtype=torch.float64),
+        norms.double().square().sum(0),
+        num_tokens * width,
+    )
+    return sums, norms
 
 
 def record_sums(folder: Path, shard: int, aux: LayerSums, last: LayerSums) -> None:

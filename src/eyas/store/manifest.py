@@ -10,7 +10,7 @@ from eyas.errors import ContractError, UserError
 from eyas.files import flush_to_disk, read_json, write_json
 from eyas.types import TargetSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ShardRecord:
     num_samples: int
     num_tokens: int
     num_bytes: int
-    sha256: str
+    checksum: str
     failures: tuple[tuple[str, str], ...] = ()  # (sample id, reason)
 
 

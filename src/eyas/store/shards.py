@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from eyas.errors import ContractError
-from eyas.files import atomic_file, fingerprint, sha256_of_file
+from eyas.files import atomic_file, fingerprint
 from eyas.store.manifest import (
     FORMAT_VERSION,
     ShardRecord,
@@ -21,6 +20,7 @@ from eyas.store.manifest import (
     read_journal,
     shard_path,
 )
+from eyas.tensorfile import checksum_of_file, write_tensors
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
 
@@ -49,16 +49,16 @@ class ShardWriter:
     ) -> ShardRecord:
         """Write one shard and journal it. Its bytes depend only on its content."""
         path = shard_path(self.folder, shard)
-        with atomic_file(path) as beside:
-            save_file(_tensors(states, self.manifest), beside, _header(states, self.manifest))
-            digest = sha256_of_file(beside)
-            num_bytes = beside.stat().st_size
+        with atomic_file(path) as beside, beside.open("wb") as f:
+            num_bytes, checksum = write_tensors(
+                f, _tensors(states, self.manifest), _header(states, self.manifest)
+            )
         record = ShardRecord(
             shard,
             len(states),
             sum(len(s.sample) for s in states),
             num_bytes,
-            digest,
+            checksum,
             tuple((f.sample_id, f.reason) for f in failures),
         )
         with self._journal:
@@ -90,7 +90,7 @@ def _header(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str
     return {"eyas": json.dumps(facts)}
 
 
-def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, torch.Tensor]:
+def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[str, list[torch.Tensor]]:
     spec = manifest.spec
     for s in states:
         if s.aux.shape[1:] != (spec.num_aux_layers, spec.hidden_size):
@@ -100,21 +100,28 @@ def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[st
                 hint="the engine returned only some of the layers that it was asked for",
             )
     dtype = getattr(torch, spec.dtype)
-    empty_aux = torch.empty(0, spec.num_aux_layers, spec.hidden_size, dtype=dtype)
-    empty_last = torch.empty(0, spec.hidden_size, dtype=dtype)
-    lengths = [len(s.sample) for s in states]
+    samples = [s.sample for s in states]
+    bounds = np.cumsum([0, *(len(s) for s in samples)], dtype=np.int64)
     return {
-        "aux": torch.cat([empty_aux, *(s.aux.to(dtype) for s in states)]),  # (N, A, D)
-        "last": torch.cat([empty_last, *(s.last.to(dtype) for s in states)]),  # (R, D)
-        "input_ids": torch.from_numpy(_joined([s.sample.input_ids for s in states], np.int32)),  # (N,)
-        "loss_mask": torch.from_numpy(_joined([s.sample.loss_mask for s in states], np.bool_)),  # (N,)
-        "cut": torch.tensor([s.sample.cut for s in states], dtype=torch.bool),  # (n,)
-        "offsets": torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64)),  # (n + 1,)
+        "offsets": [torch.from_numpy(bounds)],  # (n + 1,)
+        "input_ids": [
+            torch.empty(0, dtype=torch.int32),
+            *(torch.from_numpy(s.input_ids) for s in samples),
+        ],  # (N,)
+        "aux": [
+            torch.empty(0, spec.num_aux_layers, spec.hidden_size, dtype=dtype),
+            *(s.aux.to(dtype) for s in states),
+        ],  # (N, A, D)
+        "last": [
+            torch.empty(0, spec.hidden_size, dtype=dtype),
+            *(s.last.to(dtype) for s in states),
+        ],  # (R, D)
+        "loss_mask": [
+            torch.empty(0, dtype=torch.bool),
+            *(torch.from_numpy(s.loss_mask) for s in samples),
+        ],  # (N,)
+        "cut": [torch.tensor([s.cut for s in samples], dtype=torch.bool)],  # (n,)
     }
-
-
-def _joined(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype)
 
 
 class ShardStore:
@@ -135,7 +142,7 @@ class ShardStore:
             )
         self.spec = manifest.spec
         self.fingerprint = fingerprint(
-            [manifest.data_fingerprint, self.spec.fingerprint, [records[s].sha256 for s in sorted(records)]]
+            [manifest.data_fingerprint, self.spec.fingerprint, [records[s].checksum for s in sorted(records)]]
         )
         self._records = records
         self._open = lru_cache(maxsize=64)(self._open_shard)
@@ -166,7 +173,7 @@ class ShardStore:
             raise ContractError(
                 f"{path} is damaged: {size} bytes, {record.num_bytes} were written", hint=redo
             )
-        if sha256_of_file(path) != record.sha256:
+        if checksum_of_file(path) != record.checksum:
             raise ContractError(f"{path} is damaged: its checksum is not the one written", hint=redo)
         try:
             opened = _OpenShard(path)

@@ -4,6 +4,7 @@ It takes the scheduler's half from vLLM's example connector and replaces the wor
 copies through CUDA streams only, logs a failed write and goes on, and has no checksum.
 """
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,31 +79,39 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         num_tokens = len(pending.token_ids)
         slots = (blocks * self._block_size + torch.arange(self._block_size)).flatten()[:num_tokens]
         if not cache.is_cuda:
-            states = stock.extract_from_kv_cache(cache, slots, num_tokens).contiguous()
-            self._executor.submit(self._write, path, states, pending.token_ids, lambda: None)
+            states = stock.extract_from_kv_cache(cache, slots, num_tokens)
+            staged = StagedStates.split(states, pending.token_ids, self._layer_ids)
+            self._executor.submit(self._write, path, staged, lambda: None)
             return lambda: True
         stream = self._get_copy_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Pinned, or the copy would wait for the forward pass that was just launched.
             on_device_slots = slots.pin_memory().to(cache.device, non_blocking=True)
-            on_device = stock.extract_from_kv_cache(cache, on_device_slots, num_tokens)
-            states = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
-            states.copy_(on_device, non_blocking=True)
+            states = stock.extract_from_kv_cache(cache, on_device_slots, num_tokens)
+            on_device = StagedStates.split(states, pending.token_ids, self._layer_ids)
+            lower, last = _to_pinned(on_device.lower), _to_pinned(on_device.last)
         event = torch.cuda.Event()
         event.record(stream)
-        self._executor.submit(self._write, path, states, pending.token_ids, event.synchronize)
+        staged = dataclasses.replace(on_device, lower=lower, last=last)
+        self._executor.submit(self._write, path, staged, event.synchronize)
         return event.query
 
-    def _write(self, path: Path, states: torch.Tensor, token_ids: torch.Tensor, wait: Callable) -> None:
+    def _write(self, path: Path, staged: StagedStates, wait: Callable[[], None]) -> None:
         try:
             wait()
             if path.name.startswith(WITNESS_PREFIX):
-                write_digests(path, self._rank, layer_digests(states))
+                write_digests(path, self._rank, layer_digests(staged.states))
             if self._rank == 0:
-                write_states(path, StagedStates(states, token_ids, self._layer_ids))
+                write_states(path, staged)
         except BaseException as error:
             try:
                 write_error(path, f"{type(error).__name__}: {error}")
             except OSError:
                 self._fatal = error
+
+
+def _to_pinned(on_device: torch.Tensor) -> torch.Tensor:
+    """Start copying to the host, on the current stream."""
+    host = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
+    return host.copy_(on_device, non_blocking=True)

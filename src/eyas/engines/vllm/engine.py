@@ -5,10 +5,12 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling, Witness
@@ -16,6 +18,7 @@ from eyas.engines.vllm.session import Plan, Session
 from eyas.engines.vllm.staging import take_digests, take_states
 from eyas.engines.vllm.versions import check_parallel, choose_way, installed_version
 from eyas.errors import ContractError
+from eyas.threads import tensor_pool
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
 
 _WITNESS_PREFIX = "witness-"  # as in connector.py, which only vLLM's processes can import
@@ -159,7 +162,7 @@ class VllmEngine:
         reading: set[Future[_Read]] = set()
         tokens_in_flight = 0
         stop = threading.Event()
-        with ThreadPoolExecutor(_NUM_READERS, "eyas-read") as pool:
+        with tensor_pool(_NUM_READERS, "eyas-read") as pool:
             try:
                 while waiting or open_requests or reading:
                     while waiting and (
@@ -231,15 +234,15 @@ class VllmEngine:
         if staged.token_ids.tolist() != sample.input_ids.tolist():
             raise ContractError("the worker captured other token ids than it was sent")
         spec = self.spec
-        shape = (len(sample), len(layer_ids), spec.hidden_size)
-        if tuple(staged.states.shape) != shape or str(staged.states.dtype) != f"torch.{spec.dtype}":
+        shape = (len(sample), len(layer_ids) - 1, spec.hidden_size)
+        lower, last = staged.lower, staged.last
+        if tuple(lower.shape) != shape or str(lower.dtype) != f"torch.{spec.dtype}":
             raise ContractError(
-                f"the worker wrote {tuple(staged.states.shape)} {staged.states.dtype}, "
-                f"expected {shape} {spec.dtype}"
+                f"the worker wrote {tuple(lower.shape)} {lower.dtype}, expected {shape} {spec.dtype}"
             )
-        # Only the last id can be captured beyond the aux ids, so these are the first columns.
-        aux = staged.states[:, : spec.num_aux_layers]
-        states = HiddenStates.select(sample, aux, staged.states[:, -1])
+        # The last layer is captured beside the aux layers, unless it is one of them.
+        aux = lower if len(layer_ids) > spec.num_aux_layers else torch.cat([lower, last[:, None]], dim=1)
+        states = HiddenStates.select(sample, aux, last)
         if not witness:
             return states
         digests = tuple(take_digests(path, r, _FILE_TIMEOUT_S, stop) for r in range(session.num_ranks))

@@ -169,10 +169,11 @@ class StreamHooks:
         self._written.add(req_id)
         del self._open[req_id]
         try:
+            staged = StagedStates.split(request.states, prompt, self.layer_ids)
             if self.runner.requests[req_id].sampling_params.extra_args.get(WITNESS_KEY):
                 write_digests(path, self.rank, layer_digests(request.states))
             if self.rank == 0:
-                write_states(path, StagedStates(request.states, prompt, self.layer_ids))
+                write_states(path, staged)
         except OSError as error:
             write_error(path, f"{type(error).__name__}: {error}")
 

@@ -1,12 +1,8 @@
-"""Files through which worker processes hand states over: complete or absent, with a checksum or a reason.
-
-The layout is safetensors', written by hand so that no byte is copied on the way.
-"""
+"""Files through which worker processes hand states over: complete or absent, with a checksum or a reason."""
 
 import json
 import threading
 import time
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,46 +10,49 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eyas.errors import ContractError
-
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+from eyas.tensorfile import checksum, write_tensors
 
 
 @dataclass(frozen=True)
 class StagedStates:
-    """What a worker wrote for one request: states [T, L, D], token_ids [T], the ids of the L layers."""
+    """What a worker wrote for one request of T tokens, layers ascending.
 
-    states: torch.Tensor
+    Shapes: lower [T, L - 1, D], all layers but the last; last [T, D]; token_ids [T]; layer_ids of all L.
+    """
+
+    lower: torch.Tensor
+    last: torch.Tensor
     token_ids: torch.Tensor
     layer_ids: tuple[int, ...]
 
+    @classmethod
+    def split(
+        cls, states_TLD: torch.Tensor, token_ids: torch.Tensor, layer_ids: tuple[int, ...]
+    ) -> "StagedStates":
+        """Part the states as shards want them; on a GPU this is where copying costs least."""
+        return cls(states_TLD[:, :-1].contiguous(), states_TLD[:, -1].contiguous(), token_ids, layer_ids)
 
-def layer_digests(states_TLD: torch.Tensor) -> tuple[int, ...]:
+    @property
+    def states(self) -> torch.Tensor:
+        """All layers, [T, L, D]."""
+        return torch.cat([self.lower, self.last[:, None]], dim=1)
+
+
+def layer_digests(states_TLD: torch.Tensor) -> tuple[str, ...]:
     """Return one checksum a layer, to compare what tensor-parallel ranks hold."""
-    return tuple(zlib.crc32(_raw(states_TLD[:, i].contiguous())) for i in range(states_TLD.shape[1]))
+    return tuple(checksum([states_TLD[:, i].contiguous()]) for i in range(states_TLD.shape[1]))
 
 
 def write_states(path: Path, staged: StagedStates) -> None:
     """Write ``staged`` under a name beside ``path`` and rename it: a file of that name is whole."""
-    states, token_ids = staged.states.contiguous(), staged.token_ids.to(torch.int64).contiguous()
-    parts = [_raw(states), _raw(token_ids)]
-    checksum = zlib.crc32(parts[1], zlib.crc32(parts[0]))
-    ends = [len(parts[0]), len(parts[0]) + len(parts[1])]
-    header = {
-        "__metadata__": {"crc32": str(checksum), "layer_ids": json.dumps(staged.layer_ids)},
-        "states": {
-            "dtype": _DTYPES[states.dtype],
-            "shape": list(states.shape),
-            "data_offsets": [0, ends[0]],
-        },
-        "token_ids": {"dtype": "I64", "shape": list(token_ids.shape), "data_offsets": ends},
+    parts = {"token_ids": [staged.token_ids.to(torch.int64)], "lower": [staged.lower], "last": [staged.last]}
+    metadata = {
+        "checksum": checksum(part for (part,) in parts.values()),
+        "layer_ids": json.dumps(staged.layer_ids),
     }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
     beside = path.with_name(path.name + ".tmp")
     with beside.open("wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
-        for part in parts:
-            f.write(part)
+        write_tensors(f, parts, metadata)
     beside.replace(path)
 
 
@@ -67,7 +66,7 @@ def write_error(path: Path, reason: str) -> None:
     beside.replace(_error_path(path))
 
 
-def write_digests(path: Path, rank: int, digests: tuple[int, ...]) -> None:
+def write_digests(path: Path, rank: int, digests: tuple[str, ...]) -> None:
     """Leave the checksums of the states that ``rank`` holds for the request of ``path``."""
     beside = path.with_name(f"{path.name}.rank{rank}.tmp")
     beside.write_text(json.dumps(digests), encoding="utf-8")
@@ -75,7 +74,7 @@ def write_digests(path: Path, rank: int, digests: tuple[int, ...]) -> None:
 
 
 def take_states(path: Path, timeout_s: float, stop: threading.Event) -> StagedStates:
-    """Wait for a file of states, verify it and remove it; the tensor stays mapped until it is dropped.
+    """Wait for a file of states, verify it and remove it; the tensors stay mapped until they are dropped.
 
     Raises: ContractError with the worker's own reason, for a file that does not come or a damaged one,
     or when ``stop`` is set.
@@ -83,22 +82,22 @@ def take_states(path: Path, timeout_s: float, stop: threading.Event) -> StagedSt
     _await(path, timeout_s, stop, _error_path(path))
     try:
         with safe_open(path, framework="pt") as f:
-            states, token_ids = f.get_tensor("states"), f.get_tensor("token_ids")
+            lower, last, token_ids = (f.get_tensor(name) for name in ("lower", "last", "token_ids"))
             metadata = f.metadata()
-        checksum, layer_ids = int(metadata["crc32"]), tuple(json.loads(metadata["layer_ids"]))
+        written, layer_ids = metadata["checksum"], tuple(json.loads(metadata["layer_ids"]))
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ContractError(f"{path} is damaged: {error}") from None
-    if zlib.crc32(_raw(token_ids), zlib.crc32(_raw(states))) != checksum:
+    if checksum([token_ids, lower, last]) != written:
         raise ContractError(f"{path} is damaged: its checksum is not the one the worker wrote")
     path.unlink()
-    return StagedStates(states, token_ids, layer_ids)
+    return StagedStates(lower, last, token_ids, layer_ids)
 
 
-def take_digests(path: Path, rank: int, timeout_s: float, stop: threading.Event) -> tuple[int, ...]:
+def take_digests(path: Path, rank: int, timeout_s: float, stop: threading.Event) -> tuple[str, ...]:
     """Wait for the checksums of one rank and remove them. Raises: as ``take_states``."""
     digests = _digest_path(path, rank)
     _await(digests, timeout_s, stop, _error_path(path))
-    value = tuple(int(d) for d in json.loads(digests.read_text(encoding="utf-8")))
+    value = tuple(str(d) for d in json.loads(digests.read_text(encoding="utf-8")))
     digests.unlink()
     return value
 
@@ -123,10 +122,3 @@ def _error_path(path: Path) -> Path:
 
 def _digest_path(path: Path, rank: int) -> Path:
     return path.with_name(f"{path.name}.rank{rank}")
-
-
-def _raw(tensor: torch.Tensor) -> memoryview:
-    """View a contiguous CPU tensor's bytes without copying them."""
-    if not tensor.numel():
-        return memoryview(b"")
-    return tensor.view(-1).view(torch.uint8).numpy().data
