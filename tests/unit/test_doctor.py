@@ -28,6 +28,7 @@ def test_every_finding_that_is_a_problem_has_a_remedy(tmp_path: Path, tiny_targe
         ("target.aux_layer_ids=[0,1]",),
         ("regenerate.endpoint=http://127.0.0.1:9/v1",),
         ("train.device=cuda",),
+        ("train.trackers=[nowhere_installed]",),
     ):
         problems = [f for f in examine(load_config(run_file, settings)) if f.state == "problem"]
         assert problems, settings

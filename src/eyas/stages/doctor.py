@@ -38,7 +38,7 @@ def examine(loaded: LoadedConfig | None) -> list[Finding]:
     """Look at the machine, and with a configuration at the run's target, folders and servers."""
     config = loaded.config if loaded else None
     checks: list[Callable[[RunConfig | None], Iterator[Finding]]] = [
-        _python, _packages, _cuda, _vllm, _ray, _memory, _disk, _ports,
+        _python, _packages, _cuda, _vllm, _ray, _trackers, _memory, _disk, _ports,
     ]  # fmt: skip
     found = [finding for check in checks for finding in check(config)]
     return [*found, *_target(loaded)] if loaded else found
@@ -138,6 +138,15 @@ def _ray(config: RunConfig | None) -> Iterator[Finding]:
         yield Finding("ray", "ok", version("ray"))
     except PackageNotFoundError:
         yield Finding("ray", "ok", "is not installed (needed on a cluster only)")
+
+
+def _trackers(config: RunConfig | None) -> Iterator[Finding]:
+    for name in config.train.trackers if config else ():
+        if importlib.util.find_spec(name) is None:
+            yield Finding(name, "problem", "is not installed, and train.trackers names it",
+                          "pip install 'eyas[trackers]'")  # fmt: skip
+        else:
+            yield Finding(name, "ok", "is installed")
 
 
 def _memory(config: RunConfig | None) -> Iterator[Finding]:

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from eyas.config.schema import RunConfig
 from eyas.draft.base import DraftConfig
+from eyas.draft.eagle3 import Eagle3Draft
 from eyas.stages.shape import ITEMSIZE, Shape
 
 # Bytes a supervised row and unroll step keep for the backward pass, in units of the compute type: the MLP's
@@ -30,22 +33,9 @@ class Tokens:
 
 
 def draft_parameters(draft: DraftConfig) -> int:
-    """Return the trained parameters of an EAGLE-3 draft."""
-    width, heads, kv_heads, head = (
-        draft.hidden_size,
-        draft.num_attention_heads,
-        draft.num_key_value_heads,
-        draft.head_dim,
-    )
-    attention = 2 * width * head * (heads + 2 * kv_heads) + heads * head * width
-    norms = (4 + (draft.num_aux_layers if draft.fc_norm else 0)) * width
-    return (
-        draft.num_aux_layers * width * width
-        + attention
-        + 3 * width * draft.intermediate_size
-        + draft.vocab_size * width
-        + norms
-    )
+    """Return how many parameters training changes, counted on a draft that has shapes and no memory."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in Eagle3Draft(draft).trainable().values())
 
 
 def state_bytes(shape: Shape, tokens: Tokens) -> int:
@@ -71,7 +61,7 @@ def training_memory(config: RunConfig, draft: DraftConfig, shape: Shape, supervi
     Weights, gradients and two moments in fp32, a copy in the compute type; the target's embedding and head;
     what a batch keeps. On one H200 the figures of benchmarks/LOG.md are met within 15 % (a test compares).
     """
-    item = ITEMSIZE[config.train.compute_dtype]
+    item = ITEMSIZE.get(config.train.compute_dtype, 2)  # what is chosen by itself is bfloat16 on a GPU
     parameters = draft_parameters(draft)
     weights = parameters * (16 + (item if item < 4 else 0))
     spec, tokens = shape.spec, config.train.batch_tokens
