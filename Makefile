@@ -19,7 +19,7 @@ check: .venv/test.done
 
 # Broken links are errors.
 docs: .venv/docs.done
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: .venv/test.done
 	$(BIN)/python -m build --no-isolation

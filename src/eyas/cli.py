@@ -159,6 +159,12 @@ def init(debug: bool, **arguments: Any) -> None:
     help="known rate instead of a measured one: tokens/s (extract, train, regenerate), rows/s (prepare)",
 )
 @click.option("--tokens", type=click.IntRange(1), help="tokens of the data, instead of looking at it")
+@click.option(
+    "--gpu-memory",
+    type=click.FloatRange(1),
+    metavar="GIB",
+    help="memory of each GPU of the machine that is meant, instead of this one's",
+)
 @click.option("--calibrate/--no-calibrate", default=None,
               help="measure rates with a short run  [default: for targets up to 2 GiB]")  # fmt: skip
 def plan(debug: bool, **arguments: Any) -> None:

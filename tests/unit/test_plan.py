@@ -57,7 +57,7 @@ def test_a_kimi_sized_recipe_is_planned_from_its_config_alone(tmp_path: Path) ->
     found = planned(
         target, "target.aux_layer_ids=[2,30,58]", "extract.engine=vllm", "vllm.tensor_parallel_size=8",
         "data.held_out_share=0.01", "train.num_epochs=1",
-        tokens=500_000_000, rates=["extract=2280", "train=50000"],
+        tokens=500_000_000, rates=["extract=2280", "train=50000"], gpu_memory=141,
     )  # fmt: skip
     assert found.bytes_per_token == 57344
     assert found.shape.kv_bytes_per_token == pytest.approx(70_000, rel=0.01)
@@ -73,6 +73,8 @@ def test_a_kimi_sized_recipe_is_planned_from_its_config_alone(tmp_path: Path) ->
     engine = found.memory[0]
     assert engine.bytes > found.shape.weight_bytes / 8
     assert "57 KB states" in engine.basis
+    assert engine.fits, "eight cards of 141 GiB hold it"
+    assert planned(target, "extract.engine=vllm", tokens=1000, gpu_memory=80).memory[0].fits is False
     assert any(s.seconds is None for s in found.stages)  # nothing tells how fast the target answers
     assert found.seconds is None
     assert json.loads(json.dumps(found.to_json()))["tokens"]["train"] == pytest.approx(495e6)

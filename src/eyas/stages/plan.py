@@ -93,9 +93,15 @@ class Plan:
 
 
 def plan(
-    context: RunContext, rates: Sequence[str] = (), tokens: int | None = None, calibrate: bool | None = None
+    context: RunContext,
+    rates: Sequence[str] = (),
+    tokens: int | None = None,
+    calibrate: bool | None = None,
+    gpu_memory: float | None = None,
 ) -> Plan:
     """Estimate the run; with ``calibrate`` (by default for small targets that are here) measure rates first.
+
+    Units: ``gpu_memory`` GiB of each GPU of the machine that is meant; None: this machine.
 
     Raises: UserError for a rate that cannot be read, or a target without a config.json.
     """
@@ -137,7 +143,7 @@ def plan(
         bytes_per_token=spec.bytes_per_token,
         draft_parameters=estimates.draft_parameters(draft),
         disk=_disk(context, shape, found, draft, states),
-        memory=_memory(context, shape, found, draft),
+        memory=_memory(context, shape, found, draft, gpu_memory),
         stages=stages,
         notes=notes,
     )
@@ -166,7 +172,8 @@ def _given(rates: Sequence[str]) -> dict[str, float]:
 
 
 def _is_small(context: RunContext, shape: Shape) -> bool:
-    return shape.weight_bytes <= CALIBRATED_BYTES and context.config.extract.prepared_data is None
+    small = shape.is_here and shape.weight_bytes <= CALIBRATED_BYTES
+    return small and context.config.extract.prepared_data is None
 
 
 def _state(context: RunContext, stage: str) -> str:
@@ -313,9 +320,12 @@ def _disk(
     return [*needs, Need("disk in all", total, free, f"free at {folder}")]
 
 
-def _memory(context: RunContext, shape: Shape, tokens: Tokens, draft: Any) -> list[Need]:
+def _memory(
+    context: RunContext, shape: Shape, tokens: Tokens, draft: Any, gpu_memory: float | None
+) -> list[Need]:
     config = context.config
-    gpus, ram = _gpu_bytes(), _ram_bytes()
+    gpus = round(gpu_memory * 2**30) if gpu_memory else _gpu_bytes()
+    ram = _ram_bytes()
     place = gpus if gpus is not None else ram
     kind = "a GPU" if gpus is not None or config.extract.engine == "vllm" else "memory"
     engine, what = estimates.engine_memory(config, shape, config.extract.engine)

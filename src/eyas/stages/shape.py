@@ -10,6 +10,7 @@ from eyas.errors import EyasError, UserError
 from eyas.files import read_json
 from eyas.layer_ids import check_aux_layer_ids, default_aux_layer_ids
 from eyas.targets.demo import DEMO_PREFIX
+from eyas.targets.families import family_of
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
 from eyas.types import TargetSpec
@@ -28,6 +29,7 @@ class Shape:
     kv_bytes_per_token: int
     latent_cache: bool  # one compressed entry a token, which every tensor-parallel rank holds whole
     trouble: str | None
+    is_here: bool  # False: a hub model of which only config.json was fetched
 
 
 def read_shape(settings: TargetSettings) -> Shape:
@@ -35,7 +37,7 @@ def read_shape(settings: TargetSettings) -> Shape:
 
     Raises: UserError when there is no config.json, or it lacks what every decoder has.
     """
-    folder = _folder(settings)
+    folder, is_here = _folder(settings)
     try:
         config: dict[str, Any] = read_json(folder / "config.json")
     except ValueError as error:
@@ -43,14 +45,25 @@ def read_shape(settings: TargetSettings) -> Shape:
     text = config.get("text_config") or config
     trouble = None
     try:
-        spec = read_target(folder, settings)
+        if is_here:
+            spec = read_target(folder, settings)
+        else:
+            spec = _bare_spec(config, text, settings, folder)
+            family_of(spec.architecture)
     except EyasError as error:
         trouble = error.what
         spec = _bare_spec(config, text, settings, folder)
     parameters, routed = count_parameters(text)
     weight_bytes, basis = _weight_bytes(folder, config, text, parameters, routed, spec.dtype)
     return Shape(
-        spec, parameters, weight_bytes, basis, _kv_bytes(text, spec), bool(text.get("kv_lora_rank")), trouble
+        spec=spec,
+        num_parameters=parameters,
+        weight_bytes=weight_bytes,
+        weight_basis=basis,
+        kv_bytes_per_token=_kv_bytes(text, spec),
+        latent_cache=bool(text.get("kv_lora_rank")),
+        trouble=trouble,
+        is_here=is_here,
     )
 
 
@@ -81,16 +94,17 @@ def count_parameters(text: dict[str, Any]) -> tuple[int, int]:
     return layers * attention + routed + shared + dense + tied * text["vocab_size"] * width, routed
 
 
-def _folder(settings: TargetSettings) -> Path:
+def _folder(settings: TargetSettings) -> tuple[Path, bool]:
+    """Return where config.json lies, and whether the rest should lie there too."""
     name = settings.model
     named_as_folder = name.startswith((DEMO_PREFIX, ".", "/", "~")) or name.count("/") != 1
     if named_as_folder or Path(name).is_dir():
-        return locate(name, settings.revision)
+        return locate(name, settings.revision), True
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(name, "config.json", revision=settings.revision)).parent
+        return Path(hf_hub_download(name, "config.json", revision=settings.revision)).parent, False
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"config.json of target.model={name} cannot be fetched ({type(error).__name__})",
