@@ -33,9 +33,15 @@ def finished(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     shutil.copytree(folder / "run", folder / "other")
     for stage in ("checkpoints", "draft", "evaluation"):
         shutil.rmtree(folder / "other" / stage)
-    screen = eyas("run", "-c", run_file, f"run_dir={folder / 'other'}", "train.learning_rate=1e-5")
+    other = (f"run_dir={folder / 'other'}", "train.learning_rate=1e-5", "train.trackers=[tensorboard]")
+    screen = eyas("run", "-c", run_file, *other)
     assert screen.code == 0, screen.err
     return folder
+
+
+def test_curves_reach_a_tracker_that_the_run_names(finished: Path) -> None:
+    assert list((finished / "other" / "tensorboard").glob("events.*"))
+    assert not (finished / "run" / "tensorboard").exists()
 
 
 def dom_of(page: Path, *flags: str) -> str:
