@@ -121,9 +121,9 @@ def capture_to_disk(
     everything = torch.tensor([[0.0, float("inf")]] * spec.num_aux_layers)
     check = functools.partial(check_states, outside=functools.partial(outside_envelope, envelope=everything))
     started = time.perf_counter()
-    shelf = Shelf(ShardWriter(folder, StoreManifest(spec, "benchmark", bounds)), shards, check, 0)
+    shelf = Shelf(ShardWriter(folder, StoreManifest(spec, "benchmark", bounds)), check, 0)
     try:
-        for item in engine.capture(samples):
+        for item in engine.capture(shelf.feed(shards.items())):
             shelf.put(item)
         last_state = time.perf_counter()
         shelf.finish()

@@ -38,6 +38,7 @@ def build(shape: dict[str, int], device: torch.device) -> tuple[Eagle3Draft, Tea
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = DraftConfig(
         hidden_size=shape["D"],
+        target_hidden_size=shape["D"],
         num_aux_layers=3,
         vocab_size=shape["W"],
         target_vocab_size=shape["V"],
@@ -196,7 +197,7 @@ def main() -> None:
                 runner.weights.start()
                 result = runner.run(batch, targets, target_ids, 0.8, args.loss)
                 runner.weights.finish()
-            stepper.step(result.loss, batch.num_supervised)
+            stepper.step(result.loss, torch.full_like(result.loss, batch.num_supervised))
             if runner is not None and not is_cuda:
                 runner.weights.refresh()
 

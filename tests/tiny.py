@@ -182,16 +182,20 @@ def make_trainer(
     held_out: Sequence[HiddenStates],
     vocab_size: int = 120,
     num_draft_tokens: int = 3,
+    spec: TargetSpec | None = None,
+    fc_norm: bool = False,
+    norm_output: bool = False,
     **settings: Any,
 ) -> Trainer:
     """Return a trainer of a draft that starts from ``target``, as the train stage makes it."""
     root.mkdir(parents=True, exist_ok=True)
-    spec = spec_of(target)
+    spec = spec or spec_of(target)
     teacher = read_teacher(target, spec)
     answers = np.concatenate([s.sample.input_ids[s.sample.loss_mask] for s in train])
     counts = np.bincount(answers, minlength=spec.vocab_size)
     vocab = VocabMap(np.sort(np.argsort(-counts, kind="stable")[:vocab_size]), spec.vocab_size)
-    draft = Eagle3Draft(draft_config_for(spec, len(vocab)))
+    shape = draft_config_for(spec, len(vocab), fc_norm=fc_norm, norm_output=norm_output)
+    draft = Eagle3Draft(shape)
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
     defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}
     return Trainer(

@@ -75,6 +75,7 @@ def make_case(
 
     config = DraftConfig(
         hidden_size=width,
+        target_hidden_size=width,
         num_aux_layers=num_aux,
         vocab_size=draft_vocab,
         target_vocab_size=target_vocab,

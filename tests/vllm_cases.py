@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eyas.engines.transformers import TransformersEngine
+from eyas.engines.vllm.versions import installed_version, native_trouble
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 
 VOCAB_SIZE, NUM_LAYERS = 512, 4
@@ -89,6 +91,13 @@ def spec_of_model(folder: Path, aux_layer_ids: tuple[int, ...], dtype: str = "fl
     )
 
 
+def skip_where_refused(capture: str, spec: TargetSpec, num_ranks: int = 1) -> None:
+    """Skip a test of the native way under a vLLM that eyas refuses it for (see tests/vllm_matrix.py)."""
+    trouble = native_trouble(installed_version(), spec, num_ranks) if capture == "native" else None
+    if trouble:
+        pytest.skip(f"refused: this vLLM {trouble}")
+
+
 def sample_of(sample_id: str, ids: Sequence[int] | np.ndarray) -> TokenizedSample:
     """Return a sample every row of which is asked for."""
     return TokenizedSample(
@@ -96,9 +105,11 @@ def sample_of(sample_id: str, ids: Sequence[int] | np.ndarray) -> TokenizedSampl
     )
 
 
-def mixed_samples(lengths: Sequence[int], seed: int = 0) -> list[TokenizedSample]:
+def mixed_samples(
+    lengths: Sequence[int], seed: int = 0, vocab_size: int = VOCAB_SIZE
+) -> list[TokenizedSample]:
     rng = np.random.default_rng(seed)
-    return [sample_of(f"s{i}", rng.integers(3, VOCAB_SIZE, n)) for i, n in enumerate(lengths)]
+    return [sample_of(f"s{i}", rng.integers(3, vocab_size, n)) for i, n in enumerate(lengths)]
 
 
 def states_by_id(items: Any) -> dict[str, torch.Tensor]:
@@ -129,5 +140,6 @@ def worst_difference(found: dict[str, torch.Tensor], known: dict[str, torch.Tens
         two = known[sample_id].float()
         assert one.shape == two.shape
         difference = (one.float() - two).norm(dim=(0, 2)) / two.norm(dim=(0, 2))
+        assert difference.isfinite().all(), f"states of {sample_id} are not finite"
         worst = max(worst, float(difference.amax()))
     return worst

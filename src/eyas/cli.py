@@ -1,6 +1,5 @@
 """The command line: verbs become stages, errors become two lines. Imports nothing heavy before it must."""
 
-import json
 import signal
 import sys
 import threading
@@ -11,6 +10,7 @@ from typing import Any
 
 import click
 
+from eyas import verbs
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
 
@@ -104,21 +104,27 @@ def _add_stage(name: str, summary: str, example: str) -> None:
         "--fresh", is_flag=True, help="redo what was written before, instead of refusing or keeping it"
     )
     def command(debug: bool, **arguments: Any) -> None:
-        _guarded(debug, _run_stage, name, **arguments)
+        _guarded(debug, verbs.run_stage, name, **arguments)
 
     for option in _OPTIONS.get(name, []):
         option(command)
 
 
+_ENDPOINT = click.option(
+    "--endpoint",
+    metavar="URL",
+    help="running OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1",
+)
 _OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
     "run": [
         click.option("--json", "as_json", is_flag=True, help="JSON lines of what happens, on stdout"),
         click.option("--detach", is_flag=True, help="work on behind a closed terminal; see eyas status"),
     ],
-    "regenerate": [
-        click.option(
-            "--endpoint", metavar="URL", help="OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1"
-        )
+    "regenerate": [_ENDPOINT],
+    "evaluate": [
+        _ENDPOINT,
+        click.option("--engine", type=click.Choice(["transformers", "vllm"]),
+                     help="vllm: measure the draft there as well, and compare"),
     ],
     "extract": [click.option(flag.name, type=flag.kind, help=flag.help) for flag in reversed(EXTRACT_FLAGS)],
     "export": [
@@ -129,6 +135,59 @@ _OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
 }  # fmt: skip
 for _name, _summary, _command in _STAGES:
     _add_stage(_name, _summary, _command)
+
+
+@cli.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog=_example("eyas serve runs/my-draft/draft --tp-size 8 --max-model-len 8192"),
+)
+@click.argument("draft", type=click.Path(path_type=Path))
+@click.option("--target", help="model folder or hub id  [default: the one the draft was trained for]")
+@click.option("--engine", type=click.Choice(["vllm", "sglang"]), default="vllm", show_default=True)
+@click.option("--print", "print_only", is_flag=True, help="print the engine's command instead of starting it")
+@click.option(
+    "-k",
+    "--num-draft-tokens",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="draft tokens per target forward",
+)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--tp-size", type=click.IntRange(1), default=1, show_default=True, help="tensor-parallel GPUs")
+@click.option(
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="share of a GPU's memory the engine may use",
+)
+@click.option("--dtype", help="the engine's  [default: the one the draft was trained with]")  # fmt: skip
+@_debug
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE ARGUMENTS]...")
+def serve(debug: bool, **arguments: Any) -> None:
+    """Serve a target with its DRAFT folder in vLLM, after checking that they fit.
+
+    Further arguments go to the engine as they are, e.g. --max-model-len 8192.
+    """
+    _guarded(debug, verbs.serve, **arguments)
+
+
+@cli.command(
+    "serve-capture", epilog=_example("eyas serve-capture --model-path /models/M --tp-size 8 --print")
+)
+@_on_a_run
+@click.option("--print", "print_only", is_flag=True, help="show the command, start nothing")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen at")
+@click.option("--port", default=8000, show_default=True, help="port to listen at")
+def serve_capture(debug: bool, **arguments: Any) -> None:
+    """Start a vLLM server that captures for eyas extract --endpoint."""
+    _guarded(debug, verbs.serve_capture, **arguments)
+
+
+for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
+    click.option(_flag.name, type=_flag.kind, help=_flag.help)(serve_capture)
 
 
 @cli.command(
@@ -143,9 +202,7 @@ for _name, _summary, _command in _STAGES:
 @_debug
 def init(debug: bool, **arguments: Any) -> None:
     """Write a commented run file; asks on a terminal for what is not given."""
-    from eyas.stages.init import init as write_run_file
-
-    _guarded(debug, write_run_file, **arguments)
+    _guarded(debug, verbs.init, **arguments)
 
 
 @cli.command(epilog=_example("eyas plan -c recipes/kimi-k2.5.yaml --rate extract=2280 --json"))
@@ -169,7 +226,7 @@ def init(debug: bool, **arguments: Any) -> None:
               help="measure rates with a short run  [default: for targets up to 2 GiB]")  # fmt: skip
 def plan(debug: bool, **arguments: Any) -> None:
     """Say what a run would do: tokens, disk, memory, and the time of each stage with its basis."""
-    _guarded(debug, _plan, **arguments)
+    _guarded(debug, verbs.plan, **arguments)
 
 
 @cli.command(epilog=_example("eyas doctor -c run.yaml"))
@@ -177,7 +234,7 @@ def plan(debug: bool, **arguments: Any) -> None:
 @_json
 def doctor(debug: bool, **arguments: Any) -> None:
     """Look for what would stop a run: versions, devices, disk, the target. Exit code 1 for a problem."""
-    _guarded(debug, _doctor, **arguments)
+    _guarded(debug, verbs.doctor, **arguments)
 
 
 @cli.command(epilog=_example("eyas status -c run.yaml --json"))
@@ -185,7 +242,7 @@ def doctor(debug: bool, **arguments: Any) -> None:
 @_json
 def status(debug: bool, **arguments: Any) -> None:
     """Show how far a run is and what works on it."""
-    _guarded(debug, _status, **arguments)
+    _guarded(debug, verbs.status, **arguments)
 
 
 @cli.command(epilog=_example("eyas logs -c run.yaml --follow"))
@@ -202,14 +259,14 @@ def status(debug: bool, **arguments: Any) -> None:
 @click.option("-f", "--follow", is_flag=True, help="go on until the run ends")  # fmt: skip
 def logs(debug: bool, **arguments: Any) -> None:
     """Show the log of a detached run."""
-    _guarded(debug, _logs, **arguments)
+    _guarded(debug, verbs.logs, **arguments)
 
 
 @cli.command(epilog=_example("eyas stop -c run.yaml"))
 @_on_a_run
 def stop(debug: bool, **arguments: Any) -> None:
     """Interrupt the process that works on a run; eyas run goes on where it was."""
-    _guarded(debug, _stop, **arguments)
+    _guarded(debug, verbs.stop, **arguments)
 
 
 @cli.command(epilog=_example("eyas compare runs/a runs/b -o compared.html"))
@@ -219,7 +276,7 @@ def stop(debug: bool, **arguments: Any) -> None:
 @_debug
 def compare(debug: bool, **arguments: Any) -> None:
     """Put finished runs side by side: figures, settings that differ, curves. RUN is a run folder."""
-    _guarded(debug, _compare, **arguments)
+    _guarded(debug, verbs.compare, **arguments)
 
 
 @cli.group(epilog=_example("eyas inspect prepared -c run.yaml"))
@@ -233,7 +290,7 @@ def inspect() -> None:
 @click.option("--id", "sample_id", help="show this sample")
 def inspect_prepared(debug: bool, **arguments: Any) -> None:
     """Show figures of the tokenized data, and samples with what is trained on highlighted."""
-    _guarded(debug, _inspect_prepared, **arguments)
+    _guarded(debug, verbs.inspect_prepared, **arguments)
 
 
 @cli.command("config", epilog=_example("eyas config -c run.yaml"))
@@ -242,7 +299,7 @@ def inspect_prepared(debug: bool, **arguments: Any) -> None:
 @click.option("--markdown", is_flag=True, help="print the reference of all settings as a page")
 def show_config(debug: bool, **arguments: Any) -> None:
     """Show the resolved configuration, each value with its origin."""
-    _guarded(debug, _show_config, **arguments)
+    _guarded(debug, verbs.show_config, **arguments)
 
 
 @cli.command(epilog=_example("eyas completion bash >> ~/.bashrc"))
@@ -257,121 +314,6 @@ def completion(shell: str) -> None:
     click.echo(
         script.source_template % script.source_vars()
     )  # source() would start the shell to ask its version
-
-
-def _run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bool, **flags: Any) -> None:
-    from eyas.config.load import load_config
-
-    if name == "extract":
-        from eyas.stages.extract_flags import settings_from_flags
-
-        settings = settings_from_flags(flags, settings)
-    if endpoint := flags.get("endpoint"):
-        settings = (*settings, f"regenerate.endpoint={endpoint}")
-    if push := flags.get("push"):
-        from eyas.stages.publish import check_repository, publish
-
-        check_repository(push)
-    loaded = load_config(path, settings)
-    from eyas.stages.context import RunContext
-    from eyas.stages.run import check_settings, run, run_stage
-
-    context = RunContext(loaded, fresh)
-    if name == "run" and flags["detach"]:
-        from eyas.stages.process import detach
-
-        check_settings(context)
-        detach(loaded.config.run_dir, path, fresh, settings, flags["as_json"])
-    elif name == "run":
-        run(context, flags["as_json"])
-    else:
-        run_stage(context, name)
-    if push:
-        publish(context, push, flags["dry_run"], flags["private"])
-
-
-def _plan(path: Path | None, settings: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
-    from eyas.config.load import load_config
-
-    loaded = load_config(path, settings)
-    from eyas.stages.context import RunContext
-    from eyas.stages.plan import plan, print_plan
-
-    found = plan(RunContext(loaded), **arguments)
-    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else print_plan(found)
-
-
-def _doctor(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
-    from eyas.config.load import load_config
-    from eyas.stages.doctor import examine, print_findings
-
-    loaded = load_config(path, settings) if path or settings else None
-    findings = examine(loaded)
-    click.echo(json.dumps([f.__dict__ for f in findings], indent=2)) if as_json else print_findings(findings)
-    if any(f.state == "problem" for f in findings):
-        sys.exit(1)
-
-
-def _status(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
-    from eyas.stages.process import print_status, status
-
-    found = status(_run_dir(path, settings))
-    click.echo(json.dumps(found, indent=2)) if as_json else print_status(found)
-
-
-def _logs(path: Path | None, settings: tuple[str, ...], num_lines: int, follow: bool) -> None:
-    from eyas.stages.process import follow as lines_of
-
-    for line in lines_of(_run_dir(path, settings), num_lines, follow):
-        click.echo(line, nl=False)
-
-
-def _stop(path: Path | None, settings: tuple[str, ...]) -> None:
-    from eyas.stages.process import stop
-
-    click.echo(stop(_run_dir(path, settings)))
-
-
-def _run_dir(path: Path | None, settings: tuple[str, ...]) -> Path:
-    from eyas.config.load import load_config
-
-    return load_config(path, settings).config.run_dir
-
-
-def _compare(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
-    from eyas.stages.compare import compare, print_comparison, write_comparison
-
-    found = compare(runs)
-    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else print_comparison(found)
-    if output:
-        write_comparison(found, output)
-
-
-def _inspect_prepared(
-    path: Path | None, settings: tuple[str, ...], num_samples: int, sample_id: str | None
-) -> None:
-    from eyas.config.load import load_config
-
-    loaded = load_config(path, settings)
-    from eyas.stages.context import RunContext
-    from eyas.stages.inspect import inspect_prepared
-
-    inspect_prepared(RunContext(loaded), num_samples, sample_id)
-
-
-def _show_config(path: Path | None, settings: tuple[str, ...], keys: bool, markdown: bool) -> None:
-    from eyas.config.explain import describe_keys, to_commented_yaml, to_markdown
-    from eyas.config.load import load_config
-
-    if markdown:
-        click.echo(to_markdown(), nl=False)
-    elif keys:
-        rows = describe_keys()
-        width = max(len(key) for key, _ in rows)
-        for key, meaning in rows:
-            click.echo(f"{key:<{width}}  {meaning}")
-    else:
-        click.echo(to_commented_yaml(load_config(path, settings)), nl=False)
 
 
 def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:

@@ -14,6 +14,9 @@ class EyasError(Exception):
         self.what = what
         self.hint = hint
 
+    def __reduce__(self) -> tuple[type, tuple[str, str | None]]:
+        return type(self), (self.what, self.hint)  # errors come from other processes too
+
     def __str__(self) -> str:
         return f"{self.what}\nhint: {self.hint}" if self.hint else self.what
 

@@ -115,6 +115,16 @@ def on_screen(screen: Screen) -> Iterator[Screen]:
         _screens.remove(screen)
 
 
+class _Silence(Screen):
+    def say(self, text: str) -> None:
+        pass
+
+
+def mute() -> None:
+    """Show nothing from here on: one of several processes that do the same speaks for all."""
+    _screens.append(_Silence())
+
+
 def say(text: str) -> None:
     """Show one line for a person."""
     current_screen().say(text)

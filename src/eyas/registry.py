@@ -15,6 +15,7 @@ DRAFTS = {
 }
 EXPORTERS = {
     "vllm": "eyas.export.vllm:VllmExporter",
+    "speculators": "eyas.export.speculators:SpeculatorsExporter",
 }
 
 TRACKERS = {

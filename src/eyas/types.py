@@ -152,6 +152,8 @@ class TargetSpec:
     intermediate_size: int
     max_position_embeddings: int
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    # Ranks and head widths of attention over latents (MLA), named as in config.json; None: another attention.
+    latent_attention: Mapping[str, int | None] | None = None
 
     def __post_init__(self) -> None:
         check_aux_layer_ids(self.aux_layer_ids, self.num_layers)

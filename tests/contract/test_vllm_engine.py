@@ -14,6 +14,7 @@ from vllm_cases import (
     mixed_samples,
     reference_states,
     sample_of,
+    skip_where_refused,
     spec_of_model,
     states_by_id,
     worst_difference,
@@ -26,6 +27,7 @@ from eyas.engines.base import Prompt, Sampling, Witness
 from eyas.engines.transformers import TransformersEngine
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.staging import layer_digests
+from eyas.engines.vllm.versions import CPU_CACHE_SIZED, installed_version
 from eyas.types import Failure, HiddenStates
 
 # vLLM warns of much that is not ours.
@@ -50,6 +52,7 @@ class Engines:
             self.close()
             spec = spec_of_model(folder, AUX, dtype)
             options = VllmSettings(**settings)
+            skip_where_refused(options.capture, spec)
             self.key = key
             self.engine = VllmEngine(
                 folder, spec, settings=options, batch_tokens=64, batch_size=4, in_process=True
@@ -127,14 +130,16 @@ def test_hooks_refuse_rows_that_came_from_a_prefix_cache(llama: Path, make: Engi
 def test_a_forced_preemption_changes_no_row(
     llama: Path, make: Engines, capture: str, kv_cache_bytes: int
 ) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    if installed_version() < CPU_CACHE_SIZED:
+        pytest.skip("the cache of this CPU build cannot be small enough")
+    # Samples are admitted before their whole prompt has room, and go forward side by side.
+    further = ["long_prefill_token_threshold=16"]
+    if hasattr(EngineArgs, "scheduler_reserve_full_isl"):
+        further.append("scheduler_reserve_full_isl=false")
     # Room for fewer than the four samples that are served at a time: some must give way.
-    engine = make(
-        llama,
-        capture=capture,
-        kv_cache_bytes=kv_cache_bytes,
-        # Samples are admitted before their whole prompt has room, and go forward side by side.
-        engine_args=("scheduler_reserve_full_isl=false", "long_prefill_token_threshold=16"),
-    )
+    engine = make(llama, capture=capture, kv_cache_bytes=kv_cache_bytes, engine_args=tuple(further))
     scheduler = engine._capturing().engine.engine_core.engine_core.scheduler
     preempted, preempt = [], scheduler._preempt_request
 

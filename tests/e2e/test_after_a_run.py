@@ -16,7 +16,7 @@ import yaml
 import eyas as eyas_package
 from eyas.config.load import load_config
 from eyas.stages.context import RunContext
-from eyas.stages.report import prediction_note, write_report
+from eyas.stages.report import prediction_note
 from pipeline import Screen, eyas, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -108,17 +108,6 @@ def test_the_report_has_every_part(finished: Path) -> None:
     assert "Settings and versions" in page
     assert "http" not in page
     assert 'class="rejected"' in page
-
-
-def test_categories_are_drawn_where_they_were_measured(finished: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(finished / "run", tmp_path / "run"))
-    record = json.loads((run / "evaluation" / "stage.json").read_text())
-    record["report"]["categories"] = {"writing <1>": {"acceptance": 1.5}}
-    (run / "evaluation" / "stage.json").write_text(json.dumps(record))
-    context = RunContext(load_config(finished / "run.yaml", (f"run_dir={run}",)))
-    page = write_report(context).read_text()
-    assert "Acceptance length by category" in page
-    assert "writing &lt;1&gt;" in page
 
 
 @pytest.mark.parametrize(

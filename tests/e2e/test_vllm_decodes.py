@@ -1,92 +1,178 @@
-"""The real vLLM decodes with an exported draft as eyas does: same text, same draft tokens accepted."""
+"""Every kind of export decodes in the real vLLM as it does here: same text, rounds and accepted tokens.
+
+An engine that is given other layer ids, another vocabulary or too few fields does not; that shows too.
+"""
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from eyas.config.load import load_config
-from eyas.evaluate.decode import DraftChain, decode_speculative
+from eyas import registry
+from eyas.config.schema import VllmSettings
+from eyas.engines.base import Prompt, Sampling
+from eyas.engines.counters import SpecCounters
+from eyas.engines.transformers import TransformersEngine
+from eyas.evaluate.decode import DraftChain, decode_plain, decode_speculative
 from eyas.export.vllm import load_export
-from eyas.stages.context import RunContext
 from eyas.targets.teacher import read_teacher
 from eyas.train.metrics import Acceptance
-from pipeline import eyas, write_run
+from tiny import VOCAB_SIZE, answered_states, make_target, make_trainer, spec_of
 
-NUM_DRAFT_TOKENS, NUM_TOKENS, NUM_PROMPTS = 3, 40, 6
-
-_ENGINE = """
-import json, sys
-from vllm import LLM, SamplingParams
-
-target, draft, prompts, out, num_tokens, num_draft_tokens = sys.argv[1:]
-prompts = [{"prompt_token_ids": p} for p in json.loads(prompts)]
-sampling = SamplingParams(max_tokens=int(num_tokens), temperature=0, ignore_eos=True)
-settings = dict(
-    model=target, dtype="float32", enforce_eager=True, max_model_len=128, max_num_seqs=8,
-    kv_cache_memory_bytes=1 << 26, enable_prefix_caching=False, disable_log_stats=False,
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # vLLM's own, while it is imported and started
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+]
+K, NUM_TOKENS, NUM_PROMPTS = 3, 32, 6
+PROMPTS = [
+    Prompt(f"p{i}", tuple(5 + (7 * i + 3 * j) % 90 for j in range(6 + 3 * i))) for i in range(NUM_PROMPTS)
+]
 
 
-def answers(llm):
-    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, sampling, use_tqdm=False)]
+@dataclass(frozen=True)
+class Kind:
+    """One way of exporting; together they take every option."""
+
+    aux_layer_ids: tuple[int, ...] = (2, 4, 5)
+    vocab_size: int = 120
+    tied: bool = False
+    format: str = "vllm"
+    include_embedding: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
 
 
-speculative = {"method": "eagle3", "model": draft, "num_speculative_tokens": int(num_draft_tokens)}
-drafted = LLM(**settings, speculative_config=speculative)
-result = {"drafted": answers(drafted)}
-for metric in drafted.get_metrics():
-    name = metric.name.removeprefix("vllm:spec_decode_")
-    if name != metric.name:
-        result[name] = metric.values if hasattr(metric, "values") else metric.value
-del drafted
-result["plain"] = answers(LLM(**settings))
-open(out, "w").write(json.dumps(result))
-"""
+KINDS = {
+    "native, three aux layers, part of the vocabulary": Kind(),
+    "two aux layers, fc_norm, the whole vocabulary": Kind((3, 5), VOCAB_SIZE, fc_norm=True),
+    "five aux layers, norm_output, tied target, own embedding": Kind(
+        (1, 2, 3, 4, 5), tied=True, include_embedding=True, norm_output=True
+    ),
+    "speculators format, four aux layers, EAGLE-3.1": Kind(
+        (1, 3, 4, 5), format="speculators", fc_norm=True, norm_output=True
+    ),
+}
 
 
-@pytest.mark.xdist_group("vllm")
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
-def test_vllm_accepts_the_draft_tokens_that_eyas_accepts(tmp_path: Path, tiny_target: Path) -> None:
-    run_file = write_run(tmp_path, tiny_target, train={"num_epochs": 6, "learning_rate": 4e-3})
-    assert eyas("run", "-c", run_file).code == 0
-    context = RunContext(load_config(run_file))
-    prompts = [[5 + (7 * i + 3 * j) % 90 for j in range(6 + 3 * i)] for i in range(NUM_PROMPTS)]
-    ours, total = decode_here(context, prompts)
-
-    out = tmp_path / "engine.json"
-    draft = str(context.folder("export"))
-    script = [sys.executable, "-c", _ENGINE, str(tiny_target), draft, json.dumps(prompts), str(out)]
-    script += [str(NUM_TOKENS), str(NUM_DRAFT_TOKENS)]
-    quiet = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(script, env=os.environ | quiet, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
-    engine = json.loads(out.read_text())
-
-    assert engine["plain"] == engine["drafted"] == ours
-    # Rounds are the same; of a request's last one vLLM also counts what it accepts behind the limit.
-    assert engine["num_drafts"] == total.num_rounds
-    surplus = [e - o for e, o in zip(engine["num_accepted_tokens_per_pos"], total.accepted_at, strict=True)]
-    assert all(0 <= s <= NUM_PROMPTS for s in surplus)
-    assert sum(total.accepted_at) > NUM_PROMPTS
+@dataclass(frozen=True)
+class Exported:
+    target: Path
+    folder: Path
+    answers: dict[str, list[int]]  # the target's own
+    acceptance: Acceptance  # as decoded here
 
 
-def decode_here(context: RunContext, prompts: list[list[int]]) -> tuple[list[list[int]], Acceptance]:
-    teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)
-    draft, target_ids, _ = load_export(context.folder("export"), teacher.embedding)
-    engine: Any = context.make_engine("transformers")
-    total = Acceptance.empty(NUM_DRAFT_TOKENS)
-    answers = []
-    for prompt in prompts:
+def make(root: Path, kind: Kind) -> Exported:
+    """Train a draft of this kind for a few steps, export it, decode with it here."""
+    target = make_target(root / "target", tied=kind.tied)
+    spec = spec_of(target, kind.aux_layer_ids)
+    engine = TransformersEngine(target, spec)
+    states = answered_states(engine, 40, 20)
+    trainer = make_trainer(
+        root / "checkpoints", target, states[4:], states[:4], kind.vocab_size, spec=spec, num_epochs=6,
+        learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output,
+    )  # fmt: skip
+    trainer.run()
+    folder = root / "draft"
+    folder.mkdir()
+    exporter = registry.resolve(registry.EXPORTERS, kind.format, "exporter")()
+    exporter.write(folder, trainer.draft, spec, trainer.vocab, kind.include_embedding)
+    one = states[0]
+    tokens = torch.from_numpy(np.append(one.sample.input_ids[1:], 0)).long()
+    exporter.verify(folder, trainer.draft, trainer.vocab, one.aux, tokens)
+
+    draft, target_ids, _ = load_export(folder, read_teacher(target, spec).embedding.float())
+    total, answers = Acceptance.empty(K), {}
+    for prompt in PROMPTS:
+        ids = list(prompt.token_ids)
         chain = DraftChain(draft, target_ids)
-        decoded = decode_speculative(engine.session(), chain, prompt, NUM_DRAFT_TOKENS, NUM_TOKENS, ())
-        answers.append(decoded.token_ids)
+        decoded = decode_speculative(engine.session(), chain, ids, K, NUM_TOKENS, spec.eos_token_ids)
+        plain = decode_plain(engine.session(), ids, NUM_TOKENS, spec.eos_token_ids)
+        assert decoded.token_ids == plain.token_ids
         assert decoded.acceptance is not None
+        answers[prompt.prompt_id] = plain.token_ids
         total += decoded.acceptance
-    return answers, total
+    engine.close()
+    assert total.length > 1.1, "a draft that is never right proves nothing"
+    return Exported(target, folder, answers, total)
+
+
+def decode_in_vllm(exported: Exported, folder: Path) -> tuple[dict[str, list[int]], SpecCounters]:
+    from eyas.engines.vllm.decoder import VllmDecoder
+
+    decoder = VllmDecoder(
+        exported.target,
+        spec_of(exported.target),
+        draft=folder,
+        num_draft_tokens=K,
+        settings=VllmSettings(),
+        max_length=128,
+        max_concurrency=8,
+        in_process=True,
+    )
+    with closing(decoder):
+        before = decoder.counters()
+        served = decoder.answer(PROMPTS, 8, Sampling(NUM_TOKENS))
+        counted = decoder.counters() - before
+    return {name: list(answer.token_ids) for name, answer in served.answers.items()}, counted
+
+
+@pytest.fixture(scope="module")
+def plain_kind(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return make(tmp_path_factory.mktemp("plain"), Kind())
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_vllm_accepts_the_draft_tokens_that_eyas_accepts(
+    tmp_path: Path, plain_kind: Exported, kind: Kind
+) -> None:
+    exported = plain_kind if kind == Kind() else make(tmp_path, kind)
+    answers, counted = decode_in_vllm(exported, exported.folder)
+    ours = exported.acceptance
+    assert answers == exported.answers
+    # Rounds are the same; of a request's last one vLLM also counts what it accepts behind its end.
+    assert counted.rounds == ours.num_rounds
+    assert counted.accepted_at is not None
+    surplus = [e - o for e, o in zip(counted.accepted_at, ours.accepted_at, strict=True)]
+    assert all(0 <= s <= NUM_PROMPTS for s in surplus)
+    low, high = counted.lengths(sum(map(len, answers.values())), NUM_PROMPTS)
+    assert low <= ours.length <= high
+
+
+def copy_with(exported: Exported, folder: Path, d2t: Any = None, **changes: Any) -> Path:
+    """Copy an export with something wrong in it."""
+    tensors = load_file(exported.folder / "model.safetensors")
+    if d2t is not None:
+        tensors["d2t"] = d2t(tensors["d2t"])
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((exported.folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+def test_a_shuffled_d2t_still_gives_the_targets_text_but_shows_in_the_counters(
+    tmp_path: Path, plain_kind: Exported
+) -> None:
+    wrong = copy_with(plain_kind, tmp_path / "wrong", d2t=lambda ids: ids.flip(0) % 30)
+    answers, counted = decode_in_vllm(plain_kind, wrong)
+    assert answers == plain_kind.answers
+    assert counted.lengths(sum(map(len, answers.values())), NUM_PROMPTS)[1] < plain_kind.acceptance.length
+
+
+def test_layer_ids_that_engines_would_default_to_show_in_the_counters(
+    tmp_path: Path, plain_kind: Exported
+) -> None:
+    # Without the top-level list vLLM takes its own default in silence: other layers than were trained on.
+    wrong = copy_with(plain_kind, tmp_path / "wrong", eagle_aux_hidden_state_layer_ids=[1, 3, 4])
+    answers, counted = decode_in_vllm(plain_kind, wrong)
+    assert answers == plain_kind.answers
+    assert counted.rounds != plain_kind.acceptance.num_rounds

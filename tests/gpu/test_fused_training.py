@@ -112,7 +112,7 @@ def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest)
         runner.weights.start()
         result = runner.run(batch, targets, here.target_ids, 0.8, "kl")
         runner.weights.finish()
-        stepper.step(result.loss, batch.num_supervised)
+        stepper.step(result.loss, torch.full_like(result.loss, batch.num_supervised))
 
 
 def test_a_loss_that_is_not_finite_takes_no_step() -> None:
@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     runner.weights.start()
     result = runner.run(batch, targets, here.target_ids, 0.8, "kl")
     runner.weights.finish()
-    outcome = stepper.step(result.loss, batch.num_supervised)
+    outcome = stepper.step(result.loss, torch.full_like(result.loss, batch.num_supervised))
     assert not outcome.taken
     assert int(stepper.num_taken) == 0
     assert all(torch.equal(p, before[n]) for n, p in here.draft.trainable().items())

@@ -38,7 +38,9 @@ def states(spec: TargetSpec, index: int, scale: float = 1.0) -> HiddenStates:
 def shelf_at(folder: Path, spec: TargetSpec, max_failures: int = 0, envelope: torch.Tensor = ANY) -> Shelf:
     writer = ShardWriter(folder, StoreManifest(spec, "data", (0, 2, 5, 6)))
     check = functools.partial(check_states, outside=functools.partial(outside_envelope, envelope=envelope))
-    return Shelf(writer, dict(SHARDS), check, max_failures)
+    shelf = Shelf(writer, check, max_failures)
+    assert list(shelf.feed(SHARDS.items())) == SAMPLES
+    return shelf
 
 
 def test_states_in_any_order_become_the_shards_they_belong_to(tmp_path: Path, spec: TargetSpec) -> None:

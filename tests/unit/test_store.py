@@ -58,7 +58,7 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: str) -> None:
 def test_shards_are_bounded_in_bytes_unless_one_sample_is_larger() -> None:
     assert plan_shards([10, 10, 10, 50, 10], bytes_per_token=2, shard_bytes=40) == (0, 2, 3, 4, 5)
     assert plan_shards([10], 2, 1) == (0, 1)
-    assert plan_shards([], 2, 40) == (0, 0)
+    assert plan_shards([], 2, 40) == (0,)
 
 
 def test_a_store_without_samples_is_one_empty_shard(tmp_path: Path) -> None:

@@ -1,85 +1,22 @@
 """The training loop: steps that are not finite, micro-batches, and the same run on a GPU."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from eyas.config.schema import TrainSettings
 from eyas.errors import ContractError
-from eyas.store.memory import MemoryStore
 from eyas.train.checkpoint import latest_checkpoint, read_checkpoint
-from eyas.train.loop import Trainer
-from eyas.types import HiddenStates, TargetSpec, VocabMap
-from train_cases import EPS, THETA, Case, make_case
+from eyas.types import HiddenStates
+from rank_cases import trainer_of, weights
+from train_cases import make_case
 
 LENGTHS = (20, 31, 17, 24, 29, 16, 22, 27)
 
 
-def spec_of(case: Case) -> TargetSpec:
-    config = case.draft.config
-    return TargetSpec(
-        model="random",
-        revision=None,
-        architecture="LlamaForCausalLM",
-        hidden_size=config.hidden_size,
-        vocab_size=config.target_vocab_size,
-        num_layers=8,
-        aux_layer_ids=(2, 4, 5),
-        dtype="float32",
-        norm_kind="rms",
-        norm_eps=EPS,
-        logit_softcap=None,
-        logit_scale=1.0,
-        tied_head=False,
-        eos_token_ids=(1,),
-        tokenizer_fingerprint="",
-        template_fingerprint="",
-        weights_fingerprint="",
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": THETA},
-    )
-
-
-def trainer_of(
-    case: Case, root: Path, states: list[HiddenStates], device: str = "cpu", **settings: Any
-) -> Trainer:
-    root.mkdir(exist_ok=True)
-    spec = spec_of(case)
-    defaults: dict[str, Any] = {
-        "num_unroll_steps": 3,
-        "batch_tokens": 32,
-        "num_epochs": 1,
-        "learning_rate": 1e-3,
-        "save_every": 100,
-        "validate_every": 100,
-    }
-    return Trainer(
-        draft=case.draft,
-        teacher=case.teacher,
-        vocab=VocabMap(case.target_ids.numpy(), spec.vocab_size),
-        train_states=MemoryStore(spec, states),
-        held_out_states=MemoryStore(spec, states[:2]),
-        settings=TrainSettings(**(defaults | settings)),
-        seed=0,
-        num_draft_tokens=3,
-        root=root,
-        device=torch.device(device),
-    )
-
-
 def poisoned(states: HiddenStates) -> HiddenStates:
     return HiddenStates(states.sample, torch.full_like(states.aux, float("nan")), states.last)
-
-
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in trainer.draft.trainable().items()}
 
 
 def test_a_step_that_is_not_finite_is_not_taken_and_its_samples_are_named(

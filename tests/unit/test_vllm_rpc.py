@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from eyas.engines.vllm.rpc import call_all_ranks, call_one_rank
+from eyas.engines.vllm.rpc import call_all_ranks
 from eyas.engines.vllm.worker import EyasWorker
 from eyas.errors import ContractError, EyasError
 
@@ -33,10 +33,6 @@ class Ranks:
 def test_all_ranks_answer_in_rank_order() -> None:
     assert call_all_ranks(Ranks(5, 6, 7), 3, int, "ask", 10) == [15, 16, 17]
     assert call_all_ranks(Ranks(5, 6, 7, spoil=lambda r: r[::-1]), 3, int, "ask") == [5, 6, 7]
-
-
-def test_one_rank_answers_with_its_own_value_not_a_list() -> None:
-    assert call_one_rank(Ranks([1, 2], [3, 4]), 2, list, 1, "ask") == [3, 4]
 
 
 def test_a_list_that_one_rank_holds_is_never_taken_for_the_list_of_ranks() -> None:
@@ -69,8 +65,3 @@ def test_a_reply_of_another_type_names_the_rank_that_sent_it() -> None:
 def test_a_failure_names_its_rank() -> None:
     with pytest.raises(EyasError, match="ask failed on rank 1: ValueError: disk full"):
         call_all_ranks(Ranks(1, ValueError("disk full")), 2, int, "ask")
-
-
-def test_a_rank_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ContractError, match="there is no rank 2 among 2"):
-        call_one_rank(Ranks(1, 2), 2, int, 2, "ask")

@@ -18,7 +18,7 @@ def of(spec: TargetSpec, **changes: object) -> TargetSpec:
 
 
 @pytest.mark.parametrize(
-    ("version", "way"), [((0, 16), "worker"), ((0, 21), "worker"), ((0, 22), "native"), ((0, 32), "native")]
+    ("version", "way"), [((0, 16), "worker"), ((0, 23), "worker"), ((0, 24), "native"), ((0, 32), "native")]
 )
 def test_the_facility_is_used_from_the_version_on_that_has_it(
     spec: TargetSpec, version: tuple[int, int], way: str

@@ -15,10 +15,11 @@ Origin = Literal["file", "command line", "default"]
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """The configuration and where each value came from, by dotted key."""
+    """The configuration, where each value came from, by dotted key, and the arguments that give it again."""
 
     config: RunConfig
     origins: dict[str, Origin]
+    arguments: tuple[str, ...] = ()
 
 
 def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedConfig:
@@ -45,7 +46,8 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         raise _explain(error) from None
     for key, _ in flatten(config.model_dump(mode="json")):
         origins.setdefault(key, "default")
-    return LoadedConfig(config, origins)
+    file = ("-c", str(path)) if path else ()
+    return LoadedConfig(config, origins, (*file, *overrides))
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -73,6 +73,13 @@ class RegenerateSettings(Section):
     temperature: float = Field(0.0, ge=0, description="0: greedy")
 
 
+class FleetSettings(Section):
+    """Several engines that share the samples, in actors of Ray."""
+
+    replicas: PositiveInt = Field(description="engines at work, each with a copy of the target")
+    gpus_per_replica: NonNegativeInt = Field(1, description="GPUs of one engine; 0: it runs on a CPU")
+
+
 class ExtractSettings(Section):
     """Capture of the target's hidden states."""
 
@@ -80,10 +87,24 @@ class ExtractSettings(Section):
     prepared_data: Path | None = Field(
         None, description="samples from elsewhere: another run's prepared folder, or a JSONL of input_ids"
     )
+    endpoint: str | None = Field(
+        None, description="vLLM server that captures instead, started as eyas serve-capture --print shows"
+    )
     batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
     shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
     max_failures: NonNegativeInt = Field(0, description="samples that may fail before the stage stops")
+    fleet: FleetSettings | None = Field(
+        None, description="engines of a Ray cluster, e.g. {replicas: 4, gpus_per_replica: 8}"
+    )
+
+
+class RaySettings(Section):
+    """The Ray cluster that a fleet works on."""
+
+    address: str | None = Field(
+        None, description="head node to join, e.g. 10.0.0.1:6379, or auto; default: this machine alone"
+    )
 
 
 class VllmSettings(Section):
@@ -114,10 +135,17 @@ class DraftSettings(Section):
 
     architecture: str = Field("eagle3", description="draft architecture")
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
+    hidden_size: PositiveInt | None = Field(
+        None,
+        description="width of the draft; another than the target's makes it carry an embedding of its own",
+    )
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
     fc_norm: bool = Field(False, description="EAGLE-3.1: norm each aux layer before they are fused")
+    init_from: str | None = Field(
+        None, description="go on from this EAGLE-3 draft: a folder or hub id, native or speculators format"
+    )
     norm_output: bool = Field(False, description="EAGLE-3.1: later draft steps read the normed state")
 
 
@@ -141,25 +169,57 @@ class TrainSettings(Section):
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
     device: str = Field("auto", description="cpu, cuda, or auto")
+    num_gpus: PositiveInt = Field(
+        1, description="GPUs of this machine that share each step's micro-batches; under torchrun, its own"
+    )
     trackers: tuple[str, ...] = Field(
         (), description="where curves also go: tensorboard, wandb, mlflow, trackio"
     )
 
 
+# What says where training runs or is shown, and nothing about what comes out.
+MACHINE_SETTINGS = {"device", "num_gpus", "trackers"}
+
+
 class ExportSettings(Section):
     """The folder that inference engines load."""
 
-    format: str = Field("vllm", description="exporter; vllm's folder also loads in SGLang")
+    format: str = Field(
+        "vllm", description="vllm: the native format, also SGLang's; or speculators, for vllm serve FOLDER"
+    )
+    include_embedding: bool = Field(False, description="write the target's embedding too; engines share it")
 
 
 class EvaluateSettings(Section):
     """Speculative decoding with the exported draft."""
 
     num_draft_tokens: PositiveInt = Field(3, description="K, draft tokens per target forward")
-    num_prompts: PositiveInt = Field(32, description="held-out prompts decoded")
+    num_prompts: PositiveInt = Field(
+        32, description="held-out prompts decoded, and prompts of each benchmark"
+    )
     max_new_tokens: int = Field(
         128, ge=2, description="tokens decoded for each prompt; the first needs no draft"
     )
+    in_process: bool = Field(
+        True, description="decode in this process; false for targets too large for transformers here"
+    )
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="vllm: measure the draft there as well, and compare"
+    )
+    endpoint: str | None = Field(
+        None, description="measure a server that runs with the draft, e.g. http://127.0.0.1:8000/v1"
+    )
+    benchmarks: tuple[str, ...] = Field(
+        (),
+        description="served besides held-out prompts: mt-bench, humaneval, gsm8k, files, hf:owner/name:split",
+    )
+    further_draft_tokens: tuple[PositiveInt, ...] = Field(
+        (), description="further K that are served and compared, e.g. [1, 5]"
+    )
+    concurrency: tuple[PositiveInt, ...] = Field(
+        (1, 2, 4, 8, 16, 32, 64), description="requests at a time that are served and compared"
+    )
+    temperatures: tuple[float, ...] = Field((0.0,), description="sampling temperatures that are served")
 
 
 class RunConfig(Section):
@@ -172,6 +232,7 @@ class RunConfig(Section):
     regenerate: RegenerateSettings = RegenerateSettings()
     extract: ExtractSettings = ExtractSettings()
     vllm: VllmSettings = VllmSettings()
+    ray: RaySettings = RaySettings()
     draft: DraftSettings = DraftSettings()
     train: TrainSettings = TrainSettings()
     export: ExportSettings = ExportSettings()

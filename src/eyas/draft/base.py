@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from eyas.draft.shape import draft_heads, draft_rope
 from eyas.errors import UserError
 from eyas.types import TargetSpec
 
@@ -14,6 +15,7 @@ class DraftConfig:
     """What it takes to build a draft; travels in checkpoints and becomes the export's config.json."""
 
     hidden_size: int
+    target_hidden_size: int
     num_aux_layers: int
     vocab_size: int  # W
     target_vocab_size: int  # V
@@ -36,6 +38,11 @@ class DraftConfig:
                 hint="choose draft.num_key_value_heads that divides draft.num_attention_heads",
             )
 
+    @property
+    def has_own_embedding(self) -> bool:
+        """Whether the target's embedding is too wide or narrow to be shared."""
+        return self.hidden_size != self.target_hidden_size
+
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "rope_parameters": dict(self.rope_parameters)}
 
@@ -52,30 +59,28 @@ def draft_config_for(
     num_key_value_heads: int | None = None,
     fc_norm: bool = False,
     norm_output: bool = False,
+    hidden_size: int | None = None,
 ) -> DraftConfig:
-    """Copy the target's shape where nothing else is asked for.
+    """Copy the target's shape where nothing else is asked for and it suits a draft.
 
     Raises: UserError when heads do not divide.
     """
-    heads = num_attention_heads or spec.num_attention_heads
-    kv_heads = num_key_value_heads or spec.num_key_value_heads
-    if num_attention_heads and spec.hidden_size % heads:
-        raise UserError(
-            f"draft.num_attention_heads={heads} does not divide the target's width {spec.hidden_size}",
-            hint=f"leave it out to copy the target's {spec.num_attention_heads}",
-        )
+    width = hidden_size or spec.hidden_size
+    heads, kv_heads, head_dim = draft_heads(spec, width, num_attention_heads, num_key_value_heads)
+    mlp_width = intermediate_size or spec.intermediate_size * width // spec.hidden_size
     return DraftConfig(
-        hidden_size=spec.hidden_size,
+        hidden_size=width,
+        target_hidden_size=spec.hidden_size,
         num_aux_layers=spec.num_aux_layers,
         vocab_size=vocab_size,
         target_vocab_size=spec.vocab_size,
-        intermediate_size=intermediate_size or spec.intermediate_size,
+        intermediate_size=mlp_width,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=spec.hidden_size // heads if num_attention_heads else spec.head_dim,
+        head_dim=head_dim,
         rms_norm_eps=spec.norm_eps,
         max_position_embeddings=spec.max_position_embeddings,
-        rope_parameters=spec.rope_parameters,
+        rope_parameters=draft_rope(spec.rope_parameters),
         fc_norm=fc_norm,
         norm_output=norm_output,
     )

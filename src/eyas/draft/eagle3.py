@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.layers import MLP, Attention, RMSNorm, Rotary
@@ -27,19 +28,20 @@ class DecoderLayer(nn.Module):
 class Eagle3Draft(nn.Module):
     """Source: EAGLE-3, arXiv 2503.01840; the layout of vLLM's ``LlamaForCausalLMEagle3``, EAGLE-3.1 included.
 
-    ``embed_tokens`` is the target's and frozen; everything else is trained.
+    ``embed_tokens`` is the target's and frozen; everything else is trained. A draft of another width has
+    an embedding of its own, which starts as the target's best projection and is trained too.
     """
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.hidden_size
+        width, target_width = config.hidden_size, config.target_hidden_size
         self.embed_tokens = nn.Embedding(config.target_vocab_size, width)
-        self.embed_tokens.weight.requires_grad_(False)
+        self.embed_tokens.weight.requires_grad_(config.has_own_embedding)
         if config.fc_norm:
-            norms = (RMSNorm(width, config.rms_norm_eps) for _ in range(config.num_aux_layers))
+            norms = (RMSNorm(target_width, config.rms_norm_eps) for _ in range(config.num_aux_layers))
             self.fc_norm = nn.ModuleList(norms)
-        self.fc = nn.Linear(config.num_aux_layers * width, width, bias=False)
+        self.fc = nn.Linear(config.num_aux_layers * target_width, width, bias=False)
         self.layers = nn.ModuleList([DecoderLayer(config)])
         self.norm = RMSNorm(width, config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
@@ -116,14 +118,21 @@ class Eagle3Draft(nn.Module):
         input that holds the hidden state.
         """
         generator = torch.Generator().manual_seed(seed)
-        width = self.config.hidden_size
+        width, target_width = self.config.hidden_size, self.config.target_hidden_size
         for parameter in self.trainable().values():
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-        self.fc.weight[:, -width:] += torch.eye(width)
-        self.embed_tokens.weight.copy_(embedding)
-        self.lm_head.weight.copy_(head_rows)
-        self.norm.weight.copy_(norm_weight)
+        if width == target_width:
+            self.fc.weight[:, -width:] += torch.eye(width)
+            self.embed_tokens.weight.copy_(embedding)
+            self.lm_head.weight.copy_(head_rows)
+            self.norm.weight.copy_(norm_weight)
+        else:
+            # (D, width): what of the target's space the draft sees, the same for what it reads and writes.
+            projection = main_directions(head_rows.float() * norm_weight.float(), width)
+            self.fc.weight[:, -target_width:] += projection.T
+            self.embed_tokens.weight.copy_(embedding.float() @ main_directions(embedding.float(), width))
+            self.lm_head.weight.copy_((head_rows.float() * norm_weight.float()) @ projection)
         own = dict(self.layer.named_parameters())
         for name, weight in last_layer.items():
             # What the target normalises on its way into attention is what the draft calls hidden.
@@ -134,3 +143,10 @@ class Eagle3Draft(nn.Module):
                 mine.copy_(weight)
             elif mine.shape == (weight.shape[0], 2 * weight.shape[1]):
                 mine[:, width:] = weight
+
+
+def main_directions(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return orthonormal columns [D, count] that keep most of rows [N, D]; zeros beyond D columns."""
+    gram = rows.T @ rows
+    vectors = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :count]  # ascending before the flip
+    return F.pad(vectors, (0, count - vectors.shape[1]))

@@ -34,7 +34,10 @@ def _attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend from query [B, heads, 1, head_dim] to key and value [B, kv heads, T, head_dim]."""
+    """Attend from query [B, heads, 1, head_dim] to key and value [B, kv heads, T, head_dim].
+
+    Values may be of another width, as DeepSeek's are.
+    """
     batch, num_heads, num_queries, head_dim = query.shape
     if num_queries != 1 or any(options.get(name) is not None for name in ("softcap", "s_aux")):
         out = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -48,4 +51,4 @@ def _attention(
         is_bool = attention_mask.dtype == torch.bool
         scores = scores.masked_fill(~attention_mask, float("-inf")) if is_bool else scores + attention_mask
     attended = torch.softmax(scores.float(), dim=-1).to(value.dtype) @ value
-    return attended.reshape(batch, 1, num_heads, head_dim), None
+    return attended.reshape(batch, 1, num_heads, value.shape[-1]), None

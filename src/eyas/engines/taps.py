@@ -59,8 +59,16 @@ class LayerTaps:
         return keep
 
 
+def text_decoder(model: nn.Module) -> nn.Module:
+    """Return the module of a transformers model that owns the decoder layers and has no head.
+
+    Wrappers of several modalities give their text model, Llama 4 one with a head still on it.
+    """
+    decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
+    return decoder if hasattr(decoder, "layers") else decoder.model  # type: ignore[return-value]
+
+
 def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the decoder layers of a transformers causal language model."""
-    decoder = model.get_decoder()  # type: ignore[operator]
-    layers: nn.ModuleList = decoder.layers
+    """Return the decoder layers of a transformers language model."""
+    layers: nn.ModuleList = text_decoder(model).layers  # type: ignore[assignment]
     return list(layers)

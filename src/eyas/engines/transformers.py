@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.utils import logging as transformers_logging
 
 from eyas.engines.base import Prompt, Sampling, Witness
 from eyas.engines.grouped import use_grouped_attention
-from eyas.engines.taps import LayerTaps
-from eyas.errors import ContractError
+from eyas.engines.taps import LayerTaps, text_decoder
+from eyas.errors import ContractError, UserError
+from eyas.targets.config import read_config
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
+
+# Kinds of layers whose cache can be cut; others keep a running state (linear attention, state space).
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class TransformersEngine:
@@ -41,9 +45,7 @@ class TransformersEngine:
         self.device = torch.device(device)
         # Its bar for loading would run into our own lines, and fill a log file.
         transformers_logging.disable_progress_bar()
-        self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, spec.dtype), trust_remote_code=trust_remote_code
-        )
+        self.model = load_model(folder, getattr(torch, spec.dtype), trust_remote_code)
         self.model.eval().requires_grad_(False).to(self.device)
         use_grouped_attention(self.model)
 
@@ -73,9 +75,10 @@ class TransformersEngine:
         for start in range(0, len(waiting), self.batch_size):
             yield from self._generate_batch(waiting[start : start + self.batch_size], sampling)
 
-    def session(self) -> "TransformersSession":
+    def session(self) -> "TransformersSession | RecomputingSession":
         """Start decoding one sequence."""
-        return TransformersSession(self)
+        layers = set(getattr(self.model.config.get_text_config(), "layer_types", None) or ())
+        return TransformersSession(self) if layers <= _ATTENTION else RecomputingSession(self)
 
     def close(self) -> None:
         del self.model
@@ -89,7 +92,7 @@ class TransformersEngine:
             input_ids[row, : len(sample)] = torch.from_numpy(sample.input_ids)
         with LayerTaps(self.model, (*self.spec.aux_layer_ids, self.spec.num_layers)) as taps:
             # The decoder alone: the head's logits are not needed.
-            self.model.get_decoder()(input_ids=input_ids.to(self.device), use_cache=False)
+            text_decoder(self.model)(input_ids=input_ids.to(self.device), use_cache=False)
         aux, last = taps.aux_and_last()
         for row, sample in enumerate(batch):
             # Copies: a view would keep the whole padded batch in memory until its shard is written.
@@ -132,7 +135,7 @@ class TransformersEngine:
             if len(going) < len(active):
                 keep = torch.tensor(going, device=self.device, dtype=torch.long)
                 if going:
-                    cache.batch_select_indices(keep)
+                    cache.reorder_cache(keep)  # every kind of layer has it, running states included
                 mask, positions = mask[keep], positions[keep]
                 active = [active[place] for place in going]
             step_ids = torch.tensor([[answers[i][-1]] for i in active], device=self.device)
@@ -163,6 +166,67 @@ class TransformersSession:
             raise ContractError(f"cannot truncate to {num_tokens} tokens: fewer are cached")
         if excess:
             self.cache.crop(-excess)
+
+
+class RecomputingSession:
+    """Decoding without a cache, for models whose layers keep a running state that cannot be taken back."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self.engine = engine
+        self.token_ids: list[int] = []
+
+    @torch.inference_mode()
+    def extend(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        engine, first = self.engine, len(self.token_ids)
+        self.token_ids += token_ids
+        input_ids = torch.tensor([self.token_ids], device=engine.device)
+        with LayerTaps(engine.model, engine.spec.aux_layer_ids) as taps:
+            out = engine.model(input_ids=input_ids, use_cache=False)
+        return out.logits[0, first:], taps.stacked()[0, first:]
+
+    def truncate(self, num_tokens: int) -> None:
+        if num_tokens > len(self.token_ids):
+            raise ContractError(f"cannot truncate to {num_tokens} tokens: fewer are there")
+        del self.token_ids[num_tokens:]
+
+
+def load_model(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """Load a text model, or the whole of a wrapper of several modalities.
+
+    Raises: UserError when transformers cannot load it, with its reason.
+    """
+    config = read_config(folder, trust_remote_code)
+    # A wrapper's configuration may also stand for its text model alone, whose tensors have other names.
+    kinds: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    known = [kind for kind in kinds if type(config) in kind._model_mapping]
+    wrapped = config.get_text_config() is not config and known[-1:] == [AutoModelForImageTextToText]
+    kind = known[-1] if wrapped else AutoModelForCausalLM
+    further = {}
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        # Gemma 2: torch's attention knows no cap of the scores and would leave it out in silence.
+        further["attn_implementation"] = "eager"
+    try:
+        model, found = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **further,
+        )
+    except (ImportError, OSError, ValueError) as error:
+        raise UserError(
+            f"transformers cannot load {folder}: {str(error).strip().splitlines()[0]}",
+            hint="install what it names, or use extract.engine=vllm",
+        ) from None
+    # transformers fills these with random values and goes on.
+    if missing := sorted(found["missing_keys"]):
+        raise ContractError(
+            f"transformers found no values for {len(missing)} tensors of {folder}, {missing[0]} among them",
+            hint="the checkpoint's names or its quantisation are not those of this version of transformers; "
+            "use extract.engine=vllm",
+        )
+    return model
 
 
 def batches_by_length(

@@ -3,29 +3,42 @@
 Source: vLLM's ``llama_eagle3.py`` and its EAGLE configuration; SGLang's ``llama_eagle3.py``.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError
-from eyas.files import read_json, write_json
-from eyas.layer_ids import to_sglang
+from eyas.export.read import read_draft
+from eyas.files import sha256_of_file, write_json
+from eyas.layer_ids import from_output_of, to_sglang
 from eyas.types import TargetSpec, VocabMap
+
+_UPPER_INPUT_NORM = re.compile(r"layers\.[1-9]\d*\.input_layernorm\.weight")
 
 
 class VllmExporter:
-    """Writes native EAGLE-3 tensor names; the embedding stays with the target, which both engines share."""
+    """Writes native EAGLE-3 tensor names; a shared embedding stays with the target."""
 
-    def write(self, folder: Path, draft: Eagle3Draft, spec: TargetSpec, vocab: VocabMap) -> None:
+    def write(
+        self,
+        folder: Path,
+        draft: Eagle3Draft,
+        spec: TargetSpec,
+        vocab: VocabMap,
+        include_embedding: bool = False,
+    ) -> None:
         dtype = getattr(torch, spec.dtype)
-        tensors = {
-            name: parameter.detach().cpu().to(dtype).contiguous()
-            for name, parameter in draft.trainable().items()
-        }
+        tensors = {name: p.detach().cpu().to(dtype).contiguous() for name, p in draft.trainable().items()}
+        for name in [n for n in tensors if _UPPER_INPUT_NORM.fullmatch(n)]:
+            # SGLang calls it so in every layer, vLLM only in the first.
+            tensors[name.replace("input_layernorm", "hidden_norm")] = tensors[name].clone()
+        if include_embedding and not draft.config.has_own_embedding:
+            tensors["embed_tokens.weight"] = draft.embed_tokens.weight.detach().cpu().to(dtype).contiguous()
         if not vocab.is_full:
             ids = torch.from_numpy(vocab.target_ids)
             # Engines compute target id = draft id + d2t[draft id].
@@ -34,7 +47,12 @@ class VllmExporter:
             in_draft[ids] = True
             tensors["t2d"] = in_draft
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        write_json(folder / "config.json", _engine_config(draft.config, spec, vocab))
+        self.write_config(folder, draft, spec, vocab)
+
+    def write_config(self, folder: Path, draft: Eagle3Draft, spec: TargetSpec, vocab: VocabMap) -> None:
+        config = engine_config(draft.config, spec, vocab)
+        config["eyas"]["weights_sha256"] = sha256_of_file(folder / "model.safetensors")
+        write_json(folder / "config.json", config)
 
     @torch.no_grad()
     def verify(
@@ -49,15 +67,14 @@ class VllmExporter:
         reloaded, target_ids, config = load_export(folder, draft.embed_tokens.weight)
         if not torch.equal(target_ids, torch.from_numpy(vocab.target_ids)):
             raise ContractError("the exported d2t does not give back the draft vocabulary")
-        if tuple(config["eagle_aux_hidden_state_layer_ids"]) != tuple(
-            i + 1 for i in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-        ):
+        nested = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
+        if nested is not None and from_output_of(nested) != tuple(config["eagle_aux_hidden_state_layer_ids"]):
             raise ContractError("the two lists of aux layer ids in config.json disagree")
         if reloaded.config != draft.config:
             raise ContractError("the exported config.json describes another draft than the one trained")
         expected, found = _one_step(draft, aux, tokens), _one_step(reloaded, aux, tokens)
         worst = float((expected - found).abs().max() / expected.abs().max())
-        tolerance = {"float32": 1e-5, "bfloat16": 5e-2, "float16": 1e-2}[config["torch_dtype"]]
+        tolerance = {"float32": 1e-5, "bfloat16": 5e-2, "float16": 1e-2}[config["eyas"]["target"]["dtype"]]
         if not worst <= tolerance:
             raise ContractError(f"the exported draft's logits differ from the trained one's by {worst:.2e}")
 
@@ -66,43 +83,30 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
     """Rebuild the draft, its target ids [W] and its config.json from an exported folder alone.
 
     ``embedding`` [V, D] is the target's, as engines share it.
-    Raises: ContractError for an unknown or missing tensor, as vLLM does.
+    Raises: ContractError for an unknown or missing tensor, as vLLM does; UserError for a damaged folder.
     """
-    config = read_json(folder / "config.json")
-    tensors = load_file(folder / "model.safetensors")
-    if config["vocab_size"] != embedding.shape[0] or config["hidden_size"] != embedding.shape[1]:
+    stored = read_draft(folder)
+    shape = stored.shape
+    if (shape.target_vocab_size, shape.target_hidden_size) != tuple(embedding.shape):
         raise ContractError(
-            f"{folder} is a draft for a target of {config['vocab_size']} ids and width "
-            f"{config['hidden_size']}; this target has {tuple(embedding.shape)}",
+            f"{folder} is a draft for a target of {shape.target_vocab_size} ids and width "
+            f"{shape.target_hidden_size}; this target has {tuple(embedding.shape)}",
             hint="export the draft that was trained for this target",
         )
-    d2t = tensors.pop("d2t", torch.zeros(config["draft_vocab_size"], dtype=torch.long))
-    tensors.pop("t2d", None)
-    draft = Eagle3Draft(
-        DraftConfig(
-            hidden_size=config["hidden_size"],
-            num_aux_layers=len(config["eagle_aux_hidden_state_layer_ids"]),
-            vocab_size=config["draft_vocab_size"],
-            target_vocab_size=config["vocab_size"],
-            intermediate_size=config["intermediate_size"],
-            num_attention_heads=config["num_attention_heads"],
-            num_key_value_heads=config["num_key_value_heads"],
-            head_dim=config["head_dim"],
-            rms_norm_eps=config["rms_norm_eps"],
-            max_position_embeddings=config["max_position_embeddings"],
-            rope_parameters=config["rope_parameters"],
-            fc_norm=config["fc_norm"],
-            norm_output=config["norm_output"],
-        )
-    )
-    wanted = draft.trainable()
-    if set(wanted) != set(tensors):
-        raise ContractError(f"{folder} has unknown or missing tensors: {sorted(set(wanted) ^ set(tensors))}")
+    if stored.embedding is not None and not torch.equal(
+        stored.embedding, embedding.cpu().to(stored.embedding.dtype)
+    ):
+        raise ContractError(f"{folder} holds another embedding than this target's")
+    if stored.aux_layer_ids is None or len(stored.aux_layer_ids) != shape.num_aux_layers:
+        named = len(stored.aux_layer_ids or ())
+        raise ContractError(f"{folder} names {named} aux layers, its fc takes {shape.num_aux_layers}")
+    draft = Eagle3Draft(shape)
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(tensors[name])
-        draft.embed_tokens.weight.copy_(embedding)
-    return draft, torch.arange(len(d2t)) + d2t, config
+        for name, parameter in draft.trainable().items():
+            parameter.copy_(stored.tensors[name])
+        if not shape.has_own_embedding:
+            draft.embed_tokens.weight.copy_(embedding)
+    return draft, stored.target_ids, stored.config
 
 
 def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -117,7 +121,7 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     return draft.logits(draft.carry(draft.finish(attended[0].transpose(0, 1), hidden)))
 
 
-def _engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
+def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
     ids = list(spec.aux_layer_ids)
     rope = dict(config.rope_parameters)
     scaling = {k: v for k, v in rope.items() if k != "rope_theta"}

@@ -1,6 +1,7 @@
 """Samples prepared elsewhere become this run's prepared folder: another run's, or a JSONL of token ids."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,23 @@ def adopt(context: RunContext, source: Path) -> None:
     data = context.config.data
     identity = read_manifest(source)["fingerprint"] if source.is_dir() else sha256_of_file(source)
     inputs = {"adopted": identity, "max_length": data.max_length, "held_out_share": data.held_out_share}
+    folder = context.folder("prepare")
+    is_new = not folder.exists()
     if not begin(context, "prepare", inputs | {"seed": context.config.seed}):
         return
-    writer = PreparedWriter(context.folder("prepare"), context.spec.vocab_size)
-    facts = _copy_folder(writer, source) if source.is_dir() else _read_jsonl(writer, source, context)
-    if not writer.counts["train_samples"]:
-        raise UserError(f"{source} holds no sample with a supervised token", hint="see drops.jsonl")
+    try:
+        with PreparedWriter(folder, context.spec.vocab_size) as writer:
+            facts = _copy_folder(writer, source) if source.is_dir() else _read_jsonl(writer, source, context)
+            if not writer.counts["train_samples"]:
+                reasons = ", ".join(f"{r} ({n} rows)" for r, n in writer.drops.most_common(1)) or "no rows"
+                raise UserError(
+                    f"{source} holds no sample to train on with a supervised token",
+                    hint=f"what is wrong with it: {reasons}; or lower data.held_out_share",
+                )
+    except UserError:
+        if is_new:  # so that the same command goes on once the data are mended
+            shutil.rmtree(folder)
+        raise
     manifest = writer.finish(**facts)
     finish(context, "prepare", manifest["fingerprint"], counts=manifest["counts"], drops=manifest["drops"])
     num_dropped = sum(manifest["drops"].values())

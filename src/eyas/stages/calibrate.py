@@ -135,7 +135,13 @@ def _trial(context: RunContext, folder: Path, rows: list[Any], held_out_share: f
                 update={"sources": (str(source),), "held_out_share": held_out_share, "max_drop_share": 1.0}
             ),
             "train": config.train.model_copy(
-                update={"num_epochs": 1, "validate_every": 10**9, "save_every": 10**9, "trackers": ()}
+                update={
+                    "num_epochs": 1,
+                    "validate_every": 10**9,
+                    "save_every": 10**9,
+                    "trackers": (),
+                    "num_gpus": 1,
+                }
             ),
             "evaluate": config.evaluate.model_copy(update={"num_prompts": _PROMPTS}),
         }

@@ -18,7 +18,7 @@ from eyas.errors import UserError
 from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import say
 from eyas.stages.records import FOLDERS, STAGES, read_record
-from eyas.targets.locate import locate
+from eyas.targets.locate import locate, locate_description
 from eyas.targets.spec import read_target, read_tokenizer
 from eyas.types import TargetSpec
 
@@ -38,7 +38,8 @@ class RunContext:
 
     @cached_property
     def target_folder(self) -> Path:
-        return locate(self.config.target.model, self.config.target.revision)
+        """Where the target is described and its single tensors are found; its weights may lie elsewhere."""
+        return locate_description(self.config.target.model, self.config.target.revision)
 
     @cached_property
     def spec(self) -> TargetSpec:
@@ -73,7 +74,9 @@ class RunContext:
         own = getattr(self.config, name, None)
         if own is not None:  # an engine with a section of its own also reserves memory ahead
             settings |= {"settings": own, "max_length": self.config.data.max_length}
-        return engine(self.target_folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
+        # Only here is the whole model needed.
+        folder = locate(self.config.target.model, self.config.target.revision)
+        return engine(folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.
@@ -115,7 +118,13 @@ def begin(
         say(f"{stage}: already done ({folder})")
         return False
     if record is None or record["done"]:
-        _write_record(folder, stage, known, done=False)
+        try:
+            _write_record(folder, stage, known, done=False)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {folder}: {error.strerror}",
+                hint="set run_dir (--output-dir) to a folder on a disk that can be written",
+            ) from None
     context.began[stage] = time.monotonic()
     with atomic_file(context.config.run_dir / "run.yaml") as beside:
         beside.write_text(to_commented_yaml(context.loaded), encoding="utf-8")

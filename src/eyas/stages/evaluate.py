@@ -1,20 +1,27 @@
 """evaluate: speculative decoding with the exported draft, beside the target alone and the prediction."""
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.engines.base import Prompt
 from eyas.errors import ContractError, UserError
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
 from eyas.evaluate.lossless import NEAR_TIE, FirstDifference, first_difference
 from eyas.export.vllm import load_export
-from eyas.files import fingerprint, write_json
+from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
 from eyas.stages.examples import examples_of
+from eyas.stages.served import measure_served, served_figures
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
 from eyas.train.metrics import Acceptance
@@ -39,36 +46,68 @@ def evaluate(context: RunContext) -> None:
     target_ids = target_ids.to(context.device)
     states = ShardStore(context.folder("extract") / "held_out")
     indices = _choose(states, settings.num_prompts, settings.max_new_tokens, context.spec.eos_token_ids)
-    engine = context.make_engine("transformers")
-    prompts: list[tuple[str, list[int]]] = []
-    plain: list[Decoded] = []
-    drafted: list[Decoded] = []
-    differences: list[FirstDifference] = []
-    with Progress("evaluate", len(indices), "prompts") as progress:
-        for index in indices:
-            sample = states.sample(index)
-            prompt = sample.input_ids[: sample.loss_mask.argmax()].tolist()
-            prompts.append((sample.sample_id, prompt))
-            limit, eos = settings.max_new_tokens, context.spec.eos_token_ids
-            plain.append(decode_plain(engine.session(), prompt, limit, eos))
-            chain = DraftChain(draft, target_ids)
-            drafted.append(
-                decode_speculative(engine.session(), chain, prompt, settings.num_draft_tokens, limit, eos)
-            )
-            a, b = plain[-1], drafted[-1]
-            difference = first_difference(sample.sample_id, a.token_ids, b.token_ids, a.gaps)
-            if difference:
-                differences.append(difference)
-            progress.advance(1, f"acceptance length {_total(drafted, settings.num_draft_tokens).length:.2f}")
-    engine.close()
+    prompts = [_prompt(states.sample(index)) for index in indices]
+    here = _decode(context, draft, target_ids, prompts) if settings.in_process else None
     predicted = predict_acceptance(
         draft, teacher, target_ids, states, indices, settings.num_draft_tokens, settings.max_new_tokens
     )
-    report = _report(context, prompts, plain, drafted, differences, predicted)
-    write_json(context.folder("evaluate") / "report.json", report)
-    _check_lossless(differences, context.spec.dtype)
+    served = None
+    if settings.engine == "vllm" or settings.endpoint:
+        acceptance = _total(here.drafted.values(), settings.num_draft_tokens) if here else None
+        served = measure_served(context, prompts, here.plain if here else None, predicted, acceptance)
+    report = _report(context, len(prompts), here, predicted, served)
+    if here is not None:
+        pairs = [(list(p.token_ids), here.drafted[p.prompt_id]) for p in prompts]
+        report["examples"] = examples_of(context.tokenizer, pairs)
+    folder = context.folder("evaluate")
+    write_json(folder / "report.json", report)
+    if served is not None:
+        _write_csv(folder / "serving.csv", served["points"])
+        _write_csv(folder / "categories.csv", served["categories"])
+    _check_lossless(report["differences"], context.spec.dtype)
+    _check_agreement(served, context.spec.dtype)
     finish(context, "evaluate", fingerprint(report["acceptance"]), report=report)
-    say(f"evaluate: {report['identical']} of {len(indices)} answers are the target's own, token for token")
+    if here is not None:
+        say(
+            f"evaluate: {report['identical']} of {len(prompts)} answers are the target's own, token for token"
+        )
+    if served is not None:
+        say(f"evaluate: {served['recommendation']}")
+
+
+@dataclass(frozen=True)
+class _Here:
+    """What was decoded in this process, by prompt."""
+
+    plain: dict[str, Decoded]
+    drafted: dict[str, Decoded]
+    differences: list[FirstDifference]
+
+
+def _prompt(sample: TokenizedSample) -> Prompt:
+    return Prompt(sample.sample_id, tuple(sample.input_ids[: sample.loss_mask.argmax()].tolist()))
+
+
+def _decode(
+    context: RunContext, draft: Eagle3Draft, target_ids: torch.Tensor, prompts: Sequence[Prompt]
+) -> _Here:
+    """Decode every prompt with and without the draft."""
+    settings, eos = context.config.evaluate, context.spec.eos_token_ids
+    limit, k = settings.max_new_tokens, settings.num_draft_tokens
+    engine = context.make_engine("transformers")
+    here = _Here({}, {}, [])
+    with closing(engine), Progress("evaluate", len(prompts), "prompts") as progress:
+        for prompt in prompts:
+            ids = list(prompt.token_ids)
+            plain = decode_plain(engine.session(), ids, limit, eos)
+            chain = DraftChain(draft, target_ids)
+            drafted = decode_speculative(engine.session(), chain, ids, k, limit, eos)
+            here.plain[prompt.prompt_id], here.drafted[prompt.prompt_id] = plain, drafted
+            difference = first_difference(prompt.prompt_id, plain.token_ids, drafted.token_ids, plain.gaps)
+            if difference:
+                here.differences.append(difference)
+            progress.advance(1, f"acceptance length {_total(here.drafted.values(), k).length:.2f}")
+    return here
 
 
 def _choose(
@@ -101,7 +140,7 @@ def _num_known(sample: TokenizedSample, eos_token_ids: Sequence[int]) -> float:
     return length + (sample.cut and start + length == len(sample))
 
 
-def _total(decoded: Sequence[Decoded], num_draft_tokens: int) -> Acceptance:
+def _total(decoded: Collection[Decoded], num_draft_tokens: int) -> Acceptance:
     total = Acceptance.empty(num_draft_tokens)
     for one in decoded:
         assert one.acceptance is not None
@@ -110,44 +149,81 @@ def _total(decoded: Sequence[Decoded], num_draft_tokens: int) -> Acceptance:
 
 
 def _report(
-    context: RunContext,
-    prompts: Sequence[tuple[str, list[int]]],
-    plain: Sequence[Decoded],
-    drafted: Sequence[Decoded],
-    differences: Sequence[FirstDifference],
-    predicted: Acceptance,
+    context: RunContext, num_prompts: int, here: _Here | None, predicted: Acceptance, served: Any
 ) -> dict[str, Any]:
+    """Put the figures together; what was not decoded in this process is the engine's own."""
     settings = context.config.evaluate
-    acceptance = _total(drafted, settings.num_draft_tokens)
-    return {
+    report: dict[str, Any] = {
         "num_draft_tokens": settings.num_draft_tokens,
-        "num_prompts": len(plain),
+        "num_prompts": num_prompts,
         "max_new_tokens": settings.max_new_tokens,
         "temperature": 0.0,
         "dtype": context.spec.dtype,
         "device": context.device,
-        "acceptance": acceptance.length,
-        "acceptance_rates": acceptance.rates,
         "predicted": predicted.length,
         "predicted_rates": predicted.rates,
-        "identical": len(plain) - len(differences),
-        "differences": [d.__dict__ for d in differences],
-        "examples": examples_of(context.tokenizer, prompts, drafted),
-        "plain_tokens_per_s": _rate(plain),
-        "drafted_tokens_per_s": _rate(drafted),
+        "served": served,
     }
+    differences = [vars(d) for d in here.differences] if here else []
+    if served is not None:
+        differences += served["lossless"]["differences"]
+    report["differences"] = differences
+    if here is not None:
+        acceptance = _total(here.drafted.values(), settings.num_draft_tokens)
+        return report | {
+            "acceptance": acceptance.length,
+            "acceptance_rates": acceptance.rates,
+            "identical": num_prompts - len(here.differences),
+            "plain_tokens_per_s": _rate(here.plain.values()),
+            "drafted_tokens_per_s": _rate(here.drafted.values()),
+        }
+    return report | served_figures(served, settings.num_draft_tokens)
 
 
-def _rate(decoded: Sequence[Decoded]) -> float:
+def _rate(decoded: Collection[Decoded]) -> float:
     return sum(len(d.token_ids) for d in decoded) / sum(d.seconds for d in decoded)
 
 
-def _check_lossless(differences: Sequence[FirstDifference], dtype: str) -> None:
+def _check_lossless(differences: Sequence[dict[str, Any]], dtype: str) -> None:
     """Raises: ContractError for a difference that is no near-tie of the target's own top two tokens."""
     for d in differences:
-        if d.gap > NEAR_TIE[dtype]:
+        if d["gap"] > NEAR_TIE[dtype]:
             raise ContractError(
-                f"the draft changed the answer to {d.prompt_id}: token {d.position} is {d.found} instead of "
-                f"{d.expected}, which leads by {d.gap:.3g} logits",
+                f"the draft changed the answer to {d['prompt_id']}: token {d['position']} is {d['found']} "
+                f"instead of {d['expected']}, which leads by {d['gap']:.3g} logits",
                 hint="this must never happen; please report it with the run folder's report.json",
             )
+
+
+def _check_agreement(served: Any, dtype: str) -> None:
+    """Say which contract is broken; in fp32, where text cannot differ by rounding, that ends the stage.
+
+    Raises: ContractError.
+    """
+    broken = served["agreement"]["broken"] if served is not None else []
+    if broken and dtype == "float32":
+        raise ContractError(broken[0], hint="evaluation/report.json has the figures; see docs/serving.md")
+    for line in broken:
+        say(f"evaluate: warning: {line}")
+
+
+def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a table; bounds and rates become one column each."""
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    with atomic_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == "acceptance_length":
+            out["acceptance_length_low"], out["acceptance_length_high"] = value or (None, None)
+        elif name == "acceptance_rates":
+            out |= {f"acceptance_rate_{k}": rate for k, rate in enumerate(value or (), 1)}
+        else:
+            out[name] = value
+    return out

@@ -9,20 +9,17 @@ _NUM = 4
 _PROMPT_CHARACTERS = 400
 
 
-def examples_of(
-    tokenizer: Any, prompts: Sequence[tuple[str, list[int]]], decoded: Sequence[Decoded]
-) -> list[dict[str, Any]]:
+def examples_of(tokenizer: Any, decoded: Sequence[tuple[list[int], Decoded]]) -> list[dict[str, Any]]:
     """Return a few answers as pieces: ``accepted`` and ``rejected`` draft tokens, ``target`` tokens.
 
-    ``prompts`` holds (id, token ids). Rejected pieces are no part of the answer.
+    ``decoded`` holds a prompt's token ids and what was decoded. Rejected pieces are no part of the answer.
     """
     return [
         {
-            "prompt_id": prompt_id,
             "prompt": _tail(tokenizer.decode(ids, skip_special_tokens=True)),
             "pieces": pieces(tokenizer, one),
         }
-        for (prompt_id, ids), one in list(zip(prompts, decoded, strict=True))[:_NUM]
+        for ids, one in decoded[:_NUM]
     ]
 
 

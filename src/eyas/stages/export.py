@@ -32,18 +32,17 @@ def export(context: RunContext) -> None:
     exporter = registry.resolve(registry.EXPORTERS, context.config.export.format, "export format")()
     draft = Eagle3Draft(checkpoint.draft_config)
     load_weights(checkpoint, draft)
-    with torch.no_grad():
-        draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
+    if not draft.config.has_own_embedding:
+        with torch.no_grad():
+            draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
     states = ShardStore(context.folder("extract") / "held_out").read(0)
     tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
     folder = context.folder("export")
     with atomic_folder(folder) as beside:
         (beside / "stage.json").write_bytes((folder / "stage.json").read_bytes())
-        exporter.write(beside, draft, context.spec, checkpoint.vocab)
+        exporter.write(beside, draft, context.spec, checkpoint.vocab, context.config.export.include_embedding)
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
     digest = sha256_of_file(folder / "model.safetensors")
     finish(context, "export", [digest, sha256_of_file(folder / "config.json")])
-    say(f"export: verified; serve it with: vllm serve {context.config.target.model} --speculative-config "
-        f'\'{{"method": "eagle3", "model": "{folder}", "num_speculative_tokens": '
-        f"{context.config.evaluate.num_draft_tokens}}}'")  # fmt: skip
+    say(f"export: verified; serve it with: eyas serve {folder} -k {context.config.evaluate.num_draft_tokens}")
     next_command(context, "export")

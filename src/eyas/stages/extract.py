@@ -1,18 +1,19 @@
 """extract: the target's hidden states for every sample, into a store."""
 
+import collections
 import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eyas.data.prepared import SPLITS, read_manifest, read_samples
+from eyas.data.prepared import SPLITS, Split, read_manifest, read_samples
 from eyas.engines.base import Engine
 from eyas.engines.probe import Probed, outside_envelope, probe, probe_again, probe_samples
-from eyas.errors import ContractError, UserError
+from eyas.errors import UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.adopt import adopt
@@ -21,16 +22,25 @@ from eyas.stages.shelf import Shelf, check_states
 from eyas.stages.statistics import read_table
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
+from eyas.targets.size import weight_bytes
 from eyas.targets.teacher import read_teacher
+from eyas.targets.weights import Weights
 from eyas.types import TokenizedSample
 
 # A target of at most this size is also loaded into transformers, to compare the engine with.
 REFERENCE_BYTES = 2 << 30
+# Samples kept of each split to make the probe's from.
+_NUM_EXAMPLES = 50
 
 
 def extract(context: RunContext) -> None:
     """Probe the engine, capture what is missing shard by shard, probe again."""
     config = context.config
+    if config.extract.endpoint is not None and config.extract.engine != "vllm":
+        raise UserError(
+            f"extract.endpoint is a vLLM server's, but extract.engine is {config.extract.engine!r}",
+            hint="set extract.engine=vllm, or leave the endpoint out",
+        )
     if config.extract.prepared_data is not None:
         adopt(context, config.extract.prepared_data)
     inputs = {
@@ -46,44 +56,65 @@ def extract(context: RunContext) -> None:
                 "than the target's",
                 hint="prepare the data again for this target",
             )
-    samples = {split: list(read_samples(context.samples_folder, split)) for split in SPLITS}
-    _check_samples([s for split in SPLITS for s in samples[split]], context)
     stores = [context.folder("extract") / split for split in SPLITS]
     if not begin(context, "extract", inputs, lambda: not any(missing_shards(s) for s in stores)):
         return
-    works = [_Work(context, split, samples[split], manifest["fingerprint"]) for split in SPLITS]
+    works = [_Work(context, split, manifest) for split in SPLITS]
     works_to_do = [work for work in works if work.missing]
     num_failures = _capture(context, works_to_do) if works_to_do else 0
     _finish(context, works, num_failures)
 
 
 class _Work:
-    """One split: its store and the shards that are not there yet."""
+    """One split: its store and the shards that are not there yet. Samples are read when they are needed."""
 
-    def __init__(
-        self, context: RunContext, split: str, samples: list[TokenizedSample], data_fingerprint: str
-    ) -> None:
-        self.split, self.samples = split, samples
+    def __init__(self, context: RunContext, split: Split, manifest: dict[str, Any]) -> None:
+        self.split, self.source = split, context.samples_folder
+        lengths, self.examples = _scan(context, split, manifest["counts"].get(f"{split}_samples", 0))
+        self.num_tokens = sum(lengths)
         self.folder = context.folder("extract") / split
-        self.bounds = plan_shards(
-            [len(s) for s in samples], context.spec.bytes_per_token, context.config.extract.shard_bytes
-        )
-        data = fingerprint([data_fingerprint, split])
+        self.bounds = plan_shards(lengths, context.spec.bytes_per_token, context.config.extract.shard_bytes)
+        data = fingerprint([manifest["fingerprint"], split])
         self.writer = ShardWriter(self.folder, StoreManifest(context.spec, data, self.bounds))
         self.missing = self.writer.missing()
+        self.missing_tokens = sum(sum(lengths[self.bounds[n] : self.bounds[n + 1]]) for n in self.missing)
 
-    def part(self, shard: int) -> list[TokenizedSample]:
-        return self.samples[self.bounds[shard] : self.bounds[shard + 1]]
+    def parts(self) -> Iterator[tuple[int, list[TokenizedSample]]]:
+        """Yield the missing shards with their samples, one after the other."""
+        samples, missing = read_samples(self.source, self.split), set(self.missing)
+        for number, (start, end) in enumerate(itertools.pairwise(self.bounds)):
+            part = itertools.islice(samples, end - start)
+            if number in missing:
+                yield number, list(part)
+            else:
+                collections.deque(part, maxlen=0)
+
+
+def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int], list[TokenizedSample]]:
+    """Check every sample; return their lengths, and some with the longest among them, to probe with."""
+    check = _make_check(context)
+    lengths: list[int] = []
+    examples: list[TokenizedSample] = []
+    longest: TokenizedSample | None = None
+    for sample in read_samples(context.samples_folder, split):
+        check(sample)
+        if len(lengths) % max(1, num_samples // _NUM_EXAMPLES) == 0:
+            examples.append(sample)
+        lengths.append(len(sample))
+        if longest is None or len(sample) > len(longest):
+            longest = sample
+    return lengths, examples + ([longest] if longest is not None else [])
 
 
 def _capture(context: RunContext, works: list[_Work]) -> int:
     """Return how many samples failed."""
     config = context.config.extract
-    engine: Engine = context.make_engine(
-        config.engine, batch_tokens=config.batch_tokens, batch_size=config.batch_size
-    )
+    settings: dict[str, Any] = {"batch_tokens": config.batch_tokens, "batch_size": config.batch_size}
+    if config.endpoint is not None:
+        settings["endpoint"] = config.endpoint
+    engine: Engine = context.make_engine(config.engine, **settings)
     try:
-        probed = _probe(context, engine, [s for work in works for s in work.samples])
+        probed = _probe(context, engine, [s for work in works for s in work.examples])
         num_failures = 0
         for work in works:
             num_failures += _capture_split(engine, work, probed, config.max_failures - num_failures)
@@ -99,7 +130,7 @@ def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) 
     engine.witness([])  # some engines start when they are first asked
     say(f"extract: {context.config.extract.engine} started in {time.monotonic() - started:.0f} s; probing it")
     reference = None
-    size = sum(p.stat().st_size for p in context.target_folder.glob("*.safetensors"))
+    size = weight_bytes(Weights(context.target_folder))
     if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
         reference = context.make_engine("transformers")
     try:
@@ -120,15 +151,14 @@ def _capture_split(engine: Engine, work: _Work, probed: Probed, max_failures: in
     """Capture the missing shards of one split; return how many samples failed."""
     outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
     check = functools.partial(check_states, outside=outside)
-    shelf = Shelf(work.writer, {n: work.part(n) for n in work.missing}, check, max_failures)
-    num_tokens = sum(len(s) for n in work.missing for s in work.part(n))
+    shelf = Shelf(work.writer, check, max_failures)
     # An engine that does not stream holds all it is given, so it is given one shard at a time.
-    together = [work.missing] if engine.streams else [[n] for n in work.missing]
+    together = [work.parts()] if engine.streams else ([part] for part in work.parts())
     try:
-        with Progress(f"extract {work.split}", num_tokens, "tokens") as progress:
+        with Progress(f"extract {work.split}", work.missing_tokens, "tokens") as progress:
             started = time.monotonic()
-            for shards in together:
-                for item in engine.capture(_samples_of(work, shards)):
+            for parts in together:
+                for item in engine.capture(shelf.feed(parts)):
                     shelf.put(item)
                     rate = shelf.written_bytes / 2**20 / max(time.monotonic() - started, 1e-9)
                     note = f"{rate:,.0f} MiB/s to disk, engine waited {shelf.blocked_s:.1f} s for it"
@@ -137,10 +167,6 @@ def _capture_split(engine: Engine, work: _Work, probed: Probed, max_failures: in
     finally:
         shelf.close()
     return len(shelf.failures)
-
-
-def _samples_of(work: _Work, shards: list[int]) -> Iterator[TokenizedSample]:
-    return itertools.chain.from_iterable(work.part(n) for n in shards)
 
 
 def _finish(context: RunContext, works: list[_Work], num_failures: int) -> None:
@@ -155,7 +181,7 @@ def _finish(context: RunContext, works: list[_Work], num_failures: int) -> None:
         "layers": {s: dict(zip(map(str, ids), t, strict=False)) for s, t in tables.items()},
     }
     finish(context, "extract", fingerprints, **facts)
-    num_tokens = sum(len(s) for work in works for s in work.samples)
+    num_tokens = sum(work.num_tokens for work in works)
     say(f"extract: {size / 2**20:,.0f} MiB of hidden states, {size / max(num_tokens, 1):,.0f} bytes a token")
     for layer_id, row in zip(ids, tables["train"], strict=False):
         say(
@@ -165,17 +191,19 @@ def _finish(context: RunContext, works: list[_Work], num_failures: int) -> None:
     next_command(context, "extract")
 
 
-def _check_samples(samples: list[TokenizedSample], context: RunContext) -> None:
-    """Refuse before anything is loaded what no engine can compute."""
+def _make_check(context: RunContext) -> Callable[[TokenizedSample], None]:
+    """Return what refuses, before anything is loaded, a sample that no engine can compute."""
     spec, max_length = context.spec, context.config.data.max_length
     limit, name = min(
         (max_length, "data.max_length"), (spec.max_position_embeddings, "the target's positions")
     )
-    for sample in samples:
+
+    def check(sample: TokenizedSample) -> None:
         if sample.input_ids.max() >= spec.vocab_size:
-            raise ContractError(
+            raise UserError(
                 f"sample {sample.sample_id} has token id {sample.input_ids.max()}, "
-                f"the target only {spec.vocab_size}"
+                f"the target only {spec.vocab_size}",
+                hint="the ids are another tokenizer's: prepare the data again for this target",
             )
         if len(sample) > limit:
             raise UserError(
@@ -184,3 +212,5 @@ def _check_samples(samples: list[TokenizedSample], context: RunContext) -> None:
                 if name != "data.max_length"
                 else f"set data.max_length={len(sample)} (--max-seq-len)",
             )
+
+    return check

@@ -27,6 +27,8 @@ def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tup
     settings += [f"{f.key}={given[f.parameter]}" for f in EXTRACT_FLAGS if f.key and f.parameter in given]
     if "prepared_data" in given:
         settings += ["regenerate.enabled=false", "data.sources=[]"]
+    if "endpoint" in given and not any(s.startswith("extract.engine=") for s in settings):
+        settings.append("extract.engine=vllm")
     ids = _layer_ids(given, numbers)
     if ids is not None:
         settings.append(f"target.aux_layer_ids={list(ids)}")

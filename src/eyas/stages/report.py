@@ -8,6 +8,7 @@ from eyas.stages import sections as parts
 from eyas.stages.context import RunContext, facts_of
 from eyas.stages.html import html_page, html_table
 from eyas.stages.inspect import prepared_sections
+from eyas.stages.served_page import served_rows, served_sections
 
 
 def summary_rows(context: RunContext) -> list[tuple[str, str]]:
@@ -19,6 +20,8 @@ def summary_rows(context: RunContext) -> list[tuple[str, str]]:
     layers = ", ".join(map(str, context.spec.aux_layer_ids))
     prompts, limit = report["num_prompts"], report["max_new_tokens"]
     with_draft, without = report["drafted_tokens_per_s"], report["plain_tokens_per_s"]
+    place = f"{report['device']}, batch 1" if context.config.evaluate.in_process else "the engine"
+    compared = f", {without:.1f} without" if without else ""
     return [
         ("target", f"{context.config.target.model} ({report['dtype']}, aux layers {layers})"),
         ("trained on", f"{tokens:,} tokens of {conversations:,} conversations, {num_steps} steps"),
@@ -30,16 +33,16 @@ def summary_rows(context: RunContext) -> list[tuple[str, str]]:
             + (" (of other texts, see the report)" if prediction_note(context) else ""),
         ),
         ("identical outputs", f"{report['identical']} of {prompts}"),
-        (
-            "speed",
-            f"{with_draft:.1f} tokens/s with the draft, {without:.1f} without ({report['device']}, batch 1)",
-        ),
+        ("speed", f"{with_draft:.1f} tokens/s with the draft{compared} ({place})"),
     ]
 
 
 def print_summary(context: RunContext) -> None:
     """Print the table and the acceptance length on stdout."""
     rows = summary_rows(context)
+    served = facts_of(context, "evaluate")["report"]["served"]
+    if served is not None:
+        rows += served_rows(served)
     width = max(len(name) for name, _ in rows)
     print()
     for name, value in rows:
@@ -64,7 +67,7 @@ def write_report(context: RunContext) -> Path:
         f'<p class="warn">{escape(note)}</p>' if note else "",
         html_table(summary_rows(context)),
         *parts.positions(report),
-        *parts.categories(report),
+        *(served_sections(report["served"]) if report["served"] else ()),
         *parts.examples(report),
         *parts.curves(facts_of(context, "train")["history"]),
         *prepared_sections(context),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from eyas import registry
+from eyas.config.schema import EvaluateSettings
 from eyas.errors import EyasError, UserError
 from eyas.layer_ids import to_sglang
 from eyas.progress import Screen, current_screen, on_screen, say
@@ -20,6 +21,7 @@ from eyas.stages.prepare import prepare
 from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
+from eyas.stages.start import read_start
 from eyas.stages.train import draft_config, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
@@ -83,10 +85,11 @@ def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
 def _run_shown(context: RunContext, name: str) -> None:
     """Run one stage and let the screen know how it goes."""
     screen, started, state = current_screen(), time.monotonic(), "failed"
+    before = facts_of(context, name)
     screen.stage(name, "running")
     try:
         run_stage(context, name)
-        state = "done" if name in context.began else "kept"
+        state = "kept" if facts_of(context, name) == before else "done"
     finally:
         screen.stage(name, state, time.monotonic() - started)
 
@@ -115,7 +118,7 @@ def check_settings(context: RunContext) -> None:
     """Refuse what a late stage would refuse, before an early one works for hours.
 
     Raises: UserError for a name that nothing is registered under, aux layers that an engine cannot
-    serve, or a draft of an impossible shape.
+    serve, or a draft of an impossible shape or to start from.
     """
     config = context.config
     for table, name, kind in (
@@ -127,5 +130,25 @@ def check_settings(context: RunContext) -> None:
         registry.check(table, name, kind)
     for name in config.train.trackers:
         registry.check(registry.TRACKERS, name, "tracker")
+    _check_evaluation(config.evaluate)
     to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
+    read_start(context)
     draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
+
+
+def _check_evaluation(settings: EvaluateSettings) -> None:
+    if settings.engine == "transformers" and not settings.endpoint:
+        if not settings.in_process:
+            raise UserError(
+                "evaluate.in_process is false and no engine is named", hint="set evaluate.engine=vllm"
+            )
+        served_only = ("benchmarks", "further_draft_tokens")
+        if unread := [name for name in served_only if getattr(settings, name)]:
+            raise UserError(
+                f"evaluate.{unread[0]} is measured in an engine that serves, and none is named",
+                hint="set evaluate.engine=vllm, or evaluate.endpoint=URL",
+            )
+    elif settings.engine == "vllm":
+        from eyas.engines.vllm.versions import installed_version
+
+        installed_version()

@@ -31,7 +31,7 @@ def curves(history: Sequence[dict[str, Any]]) -> list[str]:
 
 def positions(report: dict[str, Any]) -> list[str]:
     """Acceptance by draft position, decoded and predicted."""
-    pairs = zip(report["acceptance_rates"], report["predicted_rates"], strict=True)
+    pairs = zip(report["acceptance_rates"], report["predicted_rates"], strict=False)  # SGLang has no rates
     bars = [
         (f"token {k}, {which}", rate)
         for k, (decoded, predicted) in enumerate(pairs, 1)
@@ -41,15 +41,6 @@ def positions(report: dict[str, Any]) -> list[str]:
         "<h2>Acceptance by position</h2><p>Share of rounds in which draft token k was accepted.</p>",
         html_bars(bars, "{:.1%}"),
     ]
-
-
-def categories(report: dict[str, Any]) -> list[str]:
-    """Acceptance length by category of prompt, where the evaluation knows categories."""
-    found = report.get("categories") or {}
-    if not found:
-        return []
-    bars = [(name, float(c["acceptance"] if isinstance(c, dict) else c)) for name, c in found.items()]
-    return ["<h2>Acceptance length by category</h2>", html_bars(bars, "{:.2f}")]
 
 
 def layers(found: dict[str, dict[str, Any]]) -> list[str]:

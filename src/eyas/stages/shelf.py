@@ -4,7 +4,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -41,35 +41,41 @@ class _Shard:
 class Shelf:
     """Takes each sample's states once, in any order, and writes a shard when its last sample has come.
 
+    What is expected is what went through ``feed`` to the engine.
+
     At most ``_NUM_WRITERS`` shards wait to be written; beyond that ``put`` blocks, and the engine with it.
     ``blocked_s`` says how long, to see who waits for whom.
     """
 
-    def __init__(
-        self,
-        writer: ShardWriter,
-        shards: dict[int, Sequence[TokenizedSample]],
-        check: Check,
-        max_failures: int,
-    ) -> None:
+    def __init__(self, writer: ShardWriter, check: Check, max_failures: int) -> None:
         self.writer, self.check, self.max_failures = writer, check, max_failures
         self.failures: list[Failure] = []
         self.blocked_s = 0.0
         self.written_bytes = 0
-        self._shards = {n: _Shard({s.sample_id: s for s in samples}) for n, samples in shards.items()}
-        self._shard_of = {s.sample_id: n for n, samples in shards.items() for s in samples}
+        self._shards: dict[int, _Shard] = {}
+        self._shard_of: dict[str, int] = {}
+        self._num_feeding = 0
         self._checkers = tensor_pool(_NUM_CHECKERS, "eyas-check")
         self._writers = tensor_pool(_NUM_WRITERS, "eyas-write")
         self._room = threading.Semaphore(_NUM_WRITERS)
         self._writes: list[Future[None]] = []
 
+    def feed(self, parts: Iterable[tuple[int, Sequence[TokenizedSample]]]) -> Iterator[TokenizedSample]:
+        """Yield the samples of numbered shards, and expect the states of those that were taken."""
+        self._num_feeding += 1
+        for number, samples in parts:
+            self._shards[number] = _Shard({s.sample_id: s for s in samples})
+            self._shard_of.update((s.sample_id, number) for s in samples)
+            yield from samples
+        self._num_feeding -= 1
+
     def put(self, item: HiddenStates | Failure) -> None:
         """Raises: what a check or a write in the background raised; ContractError for a wrong item."""
         sample_id = item.sample_id if isinstance(item, Failure) else item.sample.sample_id
         number = self._shard_of.get(sample_id)
-        shard = self._shards.get(number) if number is not None else None
-        if number is None or shard is None or sample_id in shard.seen:
+        if number is None or sample_id in self._shards[number].seen:
             raise ContractError(f"the engine returned sample {sample_id} twice or unasked")
+        shard = self._shards[number]
         shard.seen.add(sample_id)
         if isinstance(item, Failure):
             shard.failures.append(item)
@@ -79,6 +85,8 @@ class Shelf:
             shard.states[sample_id] = item
             shard.checks.append(self._checkers.submit(self.check, item, shard.wanted[sample_id]))
         if shard.is_complete:
+            for done in shard.wanted:
+                del self._shard_of[done]
             self._write(number, self._shards.pop(number))
         for write in [w for w in self._writes if w.done()]:
             self._writes.remove(write)
@@ -91,6 +99,8 @@ class Shelf:
         lost = [s for shard in self._shards.values() for s in shard.wanted if s not in shard.seen]
         if lost:
             raise ContractError(f"the engine lost {len(lost)} samples, such as {min(lost)}")
+        if self._num_feeding:
+            raise ContractError("the engine stopped before it had taken all samples")
 
     def close(self) -> None:
         """Stop the threads; shards already handed to them are still written."""

@@ -1,48 +1,83 @@
-"""train: the draft, from stored states."""
+"""train: the draft, from stored states, on one device or several."""
+
+import platform
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
+import eyas
 from eyas.config.load import flatten
+from eyas.config.schema import MACHINE_SETTINGS
 from eyas.data.prepared import read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
 from eyas.draft.base import DraftConfig, draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import UserError
-from eyas.progress import say
+from eyas.files import fingerprint, sha256_of_file
+from eyas.progress import mute, say
 from eyas.stages.context import RunContext, begin, finish, next_command
+from eyas.stages.start import draft_from, read_start, start_folder, vocab_of
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore
-from eyas.targets.families import family_of
-from eyas.targets.teacher import TeacherHead, read_teacher
-from eyas.targets.weights import read_layer
+from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.trackers.base import Trackers
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
+from eyas.train.launch import launch_ranks
 from eyas.train.loop import Trainer
+from eyas.train.ranks import Ranks, check_gpus, join_ranks, leave_ranks
+from eyas.train.schedule import check_ranks
 from eyas.types import TargetSpec, VocabMap
 
 
 def train(context: RunContext) -> None:
     """Build the draft vocabulary and the draft, train, keep the best checkpoint."""
     config = context.config
+    settings = config.train
     inputs = {
         "states": context.output_of("extract"),
         "draft": config.draft.model_dump(mode="json"),
-        "train": config.train.model_dump(mode="json", exclude={"save_every", "device", "trackers"}),
+        "train": settings.model_dump(mode="json", exclude=MACHINE_SETTINGS | {"save_every"}),
         "num_draft_tokens": config.evaluate.num_draft_tokens,
         "seed": config.seed,
     }
+    if config.draft.init_from is not None:
+        files = sorted(start_folder(config.draft.init_from).glob("*.safetensors"))
+        inputs["init_from"] = [sha256_of_file(path) for path in files]
     check_same_target(StoreManifest.read(context.folder("extract") / "train").spec, context.spec)
-    if not begin(context, "train", inputs):
+    if settings.num_gpus > 1 and not dist.is_torchelastic_launched():
+        check_ranks(settings, settings.num_gpus)
+        if context.device == "cuda":
+            check_gpus(settings.num_gpus)
+        fresh = ("--fresh",) if context.fresh else ()
+        launch_ranks(settings.num_gpus, ("train", *fresh, *context.loaded.arguments))
         return
+    ranks = join_ranks(context.device)
+    if not ranks.is_first:
+        mute()
+    try:
+        _train(context, ranks, inputs)
+    finally:
+        leave_ranks()
+
+
+def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
+    config = context.config
+    versions = f"eyas {eyas.__version__}, torch {torch.__version__}"
+    ranks.check_same("versions", versions, hint="install the same versions on every machine")
+    if not ranks.on_first(lambda: begin(context, "train", inputs)):
+        return
+    _check_shared(context, ranks)
     stores = {split: ShardStore(context.folder("extract") / split) for split in ("train", "held_out")}
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
     always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
-    vocab = build_vocab_map(counts, config.draft.vocab_size, always)
+    start = read_start(context)
+    vocab = vocab_of(start) if start else build_vocab_map(counts, config.draft.vocab_size, always)
     say(f"train: {len(vocab)} draft ids cover {coverage(counts, vocab):.2%} of the assistant's tokens")
 
     teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)
     trainer = Trainer(
-        draft=new_draft(context, vocab, teacher),
+        draft=draft_from(start, context, teacher) if start else new_draft(context, vocab, teacher),
         teacher=teacher,
         vocab=vocab,
         train_states=stores["train"],
@@ -52,12 +87,22 @@ def train(context: RunContext) -> None:
         num_draft_tokens=config.evaluate.num_draft_tokens,
         root=context.folder("train"),
         device=torch.device(context.device),
+        ranks=ranks,
     )
-    with Trackers(
-        config.train.trackers, config.run_dir, dict(flatten(config.model_dump(mode="json")))
-    ) as trackers:
+    ranks.check_same(
+        "the draft to begin with",
+        fingerprint([float(p.detach().sum(dtype=torch.float64)) for p in trainer.draft.trainable().values()]),
+        hint="the target's folder must hold the same files on every machine",
+    )
+    names = config.train.trackers if ranks.is_first else ()
+    with Trackers(names, config.run_dir, dict(flatten(config.model_dump(mode="json")))) as trackers:
         trainer.watch = trackers.log
         trainer.run()
+    if ranks.is_first:
+        _finish(context, trainer, coverage(counts, vocab))
+
+
+def _finish(context: RunContext, trainer: Trainer, covered: float) -> None:
     best = best_checkpoint(context.folder("train"))
     assert best is not None
     checkpoint = read_checkpoint(best)
@@ -69,19 +114,30 @@ def train(context: RunContext) -> None:
         num_steps=len(trainer.batches),
         acceptance_length=trainer.best,
         history=trainer.history,
-        coverage=coverage(counts, vocab),
+        coverage=covered,
     )
     say(f"train: best validation acceptance length {trainer.best:.2f} at step {checkpoint.step}")
     next_command(context, "train")
+
+
+def _check_shared(context: RunContext, ranks: Ranks) -> None:
+    """Raises: UserError when some rank does not see what the first one has just written."""
+    folder = context.folder("train")
+    for host, seen in ranks.gather((platform.node(), (folder / "stage.json").is_file())):
+        if not seen:
+            raise UserError(
+                f"{host} does not see {folder}, which the first machine has just written",
+                hint="run_dir must lie on a file system that all machines share",
+            )
 
 
 def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eagle3Draft:
     """Build a draft of the configured shape that starts from the target's own weights."""
     draft = Eagle3Draft(draft_config(context, len(vocab)))
     norm = teacher.norm_weight + (1.0 if teacher.norm_kind == "rms_one_plus" else 0.0)
-    rows = teacher.head[torch.from_numpy(vocab.target_ids)]
-    layer = family_of(context.spec.architecture).layer.format(context.spec.num_layers - 1)
-    last_layer = read_layer(context.target_folder, layer)
+    # A scale of the logits becomes part of the draft's rows; engines apply none to a draft.
+    rows = teacher.head[torch.from_numpy(vocab.target_ids)] * teacher.logit_scale
+    last_layer = read_last_layer(context.target_folder, context.spec)
     draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed)
     return draft
 
@@ -100,6 +156,7 @@ def draft_config(context: RunContext, vocab_size: int) -> DraftConfig:
         shape.num_key_value_heads,
         shape.fc_norm,
         shape.norm_output,
+        shape.hidden_size,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from eyas.types import HiddenStates, TargetSpec
+from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 
 class StateReader(Protocol):
@@ -18,3 +18,7 @@ class StateReader(Protocol):
         ...
 
     def read(self, index: int) -> HiddenStates: ...
+
+    def sample(self, index: int) -> TokenizedSample:
+        """Return the tokens of a sample without its states."""
+        ...

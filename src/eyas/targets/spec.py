@@ -2,15 +2,18 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from eyas.config.schema import TargetSettings
 from eyas.errors import UserError
 from eyas.layer_ids import check_aux_layer_ids, default_aux_layer_ids
-from eyas.targets.families import family_of
+from eyas.targets.config import latent_attention, read_config
+from eyas.targets.families import Family, family_of
+from eyas.targets.weights import Weights
 from eyas.types import TargetSpec
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model")
@@ -25,8 +28,10 @@ def read_tokenizer(folder: Path, trust_remote_code: bool = False) -> PreTrainedT
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises a bare Exception for a damaged tokenizer.json
         raise UserError(
-            f"{folder} has no tokenizer that loads: {str(error).splitlines()[0]}",
-            hint="a target folder needs tokenizer.json (or its tokenizer's own files)",
+            f"{folder} has no tokenizer that loads: {(str(error) or type(error).__name__).splitlines()[0]}",
+            hint="set target.trust_remote_code=true if you trust the code in the model folder"
+            if "trust_remote_code" in str(error)
+            else "a target folder needs tokenizer.json (or its tokenizer's own files)",
         ) from None
     if not tokenizer.chat_template:
         raise UserError(
@@ -39,19 +44,15 @@ def read_tokenizer(folder: Path, trust_remote_code: bool = False) -> PreTrainedT
 def read_target(folder: Path, settings: TargetSettings) -> TargetSpec:
     """Describe the target in ``folder``.
 
-    Raises: UserError for an unsupported architecture, layer ids beyond the depth, head counts that
-    do not divide, or a tokenizer with more ids than the embedding has rows.
+    Raises: UserError for an unsupported architecture, weights that are not all there, layer ids beyond
+    the depth, head counts that do not divide, or a tokenizer with more ids than the embedding has rows.
     """
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"cannot read {folder / 'config.json'}: {str(error).splitlines()[0]}",
-            hint="the model folder is damaged; download or copy it again",
-        ) from None
+    config = read_config(folder, settings.trust_remote_code)
     architecture = (config.architectures or ["(none named)"])[0]
     family = family_of(architecture)
     text = config.get_text_config()
+    weights = Weights(folder)
+    weights.check_complete()
     tokenizer = read_tokenizer(folder, settings.trust_remote_code)
     if len(tokenizer) > text.vocab_size:
         raise UserError(
@@ -61,8 +62,10 @@ def read_target(folder: Path, settings: TargetSettings) -> TargetSpec:
         )
     num_layers = text.num_hidden_layers
     aux = settings.aux_layer_ids
+    latent = latent_attention(text)
     heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or _head_dim(text.hidden_size, heads)
+    # Attention over latents reads them through as many key heads as query heads.
+    kv_heads = heads if latent else getattr(text, "num_key_value_heads", None) or heads
     dtype = (
         settings.dtype if settings.dtype != "auto" else str(text.dtype or "float32").removeprefix("torch.")
     )
@@ -80,28 +83,61 @@ def read_target(folder: Path, settings: TargetSettings) -> TargetSpec:
         norm_kind=family.norm_kind,
         norm_eps=getattr(text, family.norm_eps_key),
         logit_softcap=getattr(text, family.softcap_key) if family.softcap_key else None,
-        logit_scale=getattr(text, family.logit_scale_key) if family.logit_scale_key else 1.0,
-        tied_head=bool(text.tie_word_embeddings),
+        logit_scale=_logit_scale(text, family),
+        tied_head=_is_tied(weights, config, text),
         eos_token_ids=_eos_token_ids(folder, tokenizer, text.eos_token_id),
         tokenizer_fingerprint=_fingerprint_files(folder, _TOKENIZER_FILES),
         template_fingerprint=hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16],
-        weights_fingerprint=_fingerprint_weights(folder),
+        weights_fingerprint=_fingerprint_weights(weights),
         num_attention_heads=heads,
-        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=head_dim,
-        intermediate_size=text.intermediate_size,
+        num_key_value_heads=kv_heads,
+        head_dim=_head_dim(text, heads, latent),
+        intermediate_size=_mlp_width(text),
         max_position_embeddings=text.max_position_embeddings,
-        rope_parameters=dict(text.rope_parameters),
+        rope_parameters=dict(text.rope_parameters or {}),
+        latent_attention=latent,
     )
 
 
-def _head_dim(hidden_size: int, heads: int) -> int:
-    if hidden_size % heads:
+def _logit_scale(text: Any, family: Family) -> float:
+    """Return what the target multiplies its logits by."""
+    if family.logit_divisor_key:
+        return 1.0 / float(getattr(text, family.logit_divisor_key))
+    return float(getattr(text, family.logit_scale_key)) if family.logit_scale_key else 1.0
+
+
+def _is_tied(weights: Weights, config: Any, text: Any) -> bool:
+    """Return whether the head is the embedding: what is there counts before what the configuration says.
+
+    Raises: UserError when the configuration says that there is a head of its own and none is there.
+    """
+    says_tied = bool(text.tie_word_embeddings)
+    if weights.head is None and not (says_tied or config.tie_word_embeddings):
         raise UserError(
-            f"hidden size {hidden_size} does not divide into {heads} attention heads",
+            f"{weights.files.where} holds no lm_head, and its config.json does not tie it",
+            hint="the model folder is damaged or of another kind; download it again",
+        )
+    return says_tied or weights.head is None
+
+
+def _mlp_width(text: Any) -> int:
+    """Return the width of the target's dense MLP; a mixture of experts may name none."""
+    dense = getattr(text, "intermediate_size_mlp", None) or getattr(text, "intermediate_size", None)
+    return int(dense or 3 * text.hidden_size)
+
+
+def _head_dim(text: Any, heads: int, latent: Mapping[str, Any] | None) -> int:
+    if latent:
+        return int(latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"])
+    named = getattr(text, "head_dim", None)
+    if named:
+        return int(named)
+    if text.hidden_size % heads:
+        raise UserError(
+            f"hidden size {text.hidden_size} does not divide into {heads} attention heads",
             hint="check num_attention_heads in the target's config.json",
         )
-    return hidden_size // heads
+    return int(text.hidden_size // heads)
 
 
 def _eos_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase, configured: Any) -> tuple[int, ...]:
@@ -126,22 +162,15 @@ def _fingerprint_files(folder: Path, names: tuple[str, ...]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _fingerprint_weights(folder: Path) -> str:
+def _fingerprint_weights(weights: Weights) -> str:
     """Identify the weights by the size, the first and the last 64 KiB of each file.
 
     The first bytes of a safetensors file list its tensors; fine-tunes of one model differ in the last.
     """
     digest = hashlib.sha256()
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(
-            f"{folder} holds no *.safetensors weights",
-            hint="convert or download the model in safetensors format",
-        )
-    for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as f:
-            digest.update(f"{path.name}\0{size}\0".encode() + f.read(1 << 16))
-            f.seek(max(0, size - (1 << 16)))
-            digest.update(f.read())
+    files = weights.files
+    for name in weights.file_names:
+        size = files.size(name) or 0
+        digest.update(f"{name}\0{size}\0".encode() + files.read(name, 0, min(size, 1 << 16)))
+        digest.update(files.read(name, max(0, size - (1 << 16)), size))
     return digest.hexdigest()[:16]

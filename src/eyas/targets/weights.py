@@ -1,49 +1,213 @@
-"""Single tensors out of a model folder, by byte range, without loading the model."""
+"""Single tensors out of a model's safetensors files, by byte range, without loading the model.
+
+Source: the safetensors format: eight bytes of header length, a JSON header with each tensor's type,
+shape and place, then the tensors.
+"""
 
 import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from eyas.errors import UserError
+from eyas.targets.files import Files, LocalFiles, files_of
+
+INDEX = "model.safetensors.index.json"
+# Where the text model's tensors lie: text models, wrappers of several modalities, old and new.
+PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
+_AGAIN = "download the model again"
+_MAX_HEADER_BYTES = 1 << 28
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place: bytes ``start`` to ``stop`` of its file."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class Weights:
+    """The tensors of one model, read one at a time; nothing but headers is kept in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files: Files = files_of(folder)
+        self._headers: dict[str, dict[str, Entry]] = {}
+
+    @cached_property
+    def file_of(self) -> Mapping[str, str]:
+        """The file that holds each tensor: from the index where there is one, else from the headers.
+
+        Raises: UserError when there are no weights, or a numbered file is missing.
+        """
+        if (size := self.files.size(INDEX)) is not None:
+            try:
+                index: dict[str, str] = json.loads(self.files.read(INDEX, 0, size))["weight_map"]
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"{self.files.where}/{INDEX} is damaged", hint=_AGAIN) from None
+            return index
+        found = self.files.weight_files()
+        # Some models come a second time in their maker's own format.
+        found = [n for n in found if not n.startswith("consolidated")] or found
+        if "model.safetensors" in found:
+            found = ["model.safetensors"]
+        if not found:
+            raise UserError(
+                f"{self.files.where} holds no *.safetensors weights",
+                hint="convert or download the model in safetensors format",
+            )
+        if missing := _missing_numbers(found):
+            raise UserError(f"{self.files.where} lacks {missing[0]}", hint=_AGAIN)
+        return {name: file for file in found for name in self.header(file)}
+
+    @property
+    def file_names(self) -> list[str]:
+        return sorted(set(self.file_of.values()))
+
+    @cached_property
+    def prefix(self) -> str:
+        """What the text model's tensor names start with.
+
+        Raises: UserError when no known name of an embedding is there, or more than one.
+        """
+        found = [p for p in PREFIXES if any(n.startswith(f"{p}embed_tokens.") for n in self.file_of)]
+        if len(found) != 1:
+            raise UserError(
+                f"{self.files.where} holds {len(found)} embeddings under the names known to eyas "
+                f"({', '.join(f'{p}embed_tokens' for p in PREFIXES)})",
+                hint="is this a whole checkpoint of the target, and not an adapter or one shard?",
+            )
+        return found[0]
+
+    @cached_property
+    def head(self) -> str | None:
+        """Name of the head, without its ending; None when the checkpoint has none (it is tied)."""
+        return next((h for h in HEADS if any(n.startswith(f"{h}.") for n in self.file_of)), None)
+
+    def check_complete(self) -> None:
+        """Raise UserError naming the first file that is missing or shorter than its header says."""
+        for file in self.file_names:
+            if self.files.size(file) is None:
+                held = sum(f == file for f in self.file_of.values())
+                raise UserError(
+                    f"{self.files.where} lacks {file}, which holds {held} of the target's tensors",
+                    hint=_AGAIN,
+                )
+        if isinstance(self.files, LocalFiles):  # elsewhere it would be a request a file
+            for file in self.file_names:
+                self.header(file)
+
+    def entry(self, name: str) -> Entry:
+        """Return a tensor's place. Raises: UserError when the tensor or its file is missing or damaged."""
+        if name not in self.file_of:
+            raise UserError(
+                f"{self.files.where} holds no tensor {name}", hint="is this folder the target you meant?"
+            )
+        header = self.header(self.file_of[name], name)
+        if name not in header:
+            raise UserError(
+                f"{self.files.where}/{self.file_of[name]} lacks {name}, which the index puts there",
+                hint=_AGAIN,
+            )
+        return header[name]
+
+    def read(self, name: str) -> torch.Tensor:
+        """Read one tensor. Raises: UserError when the tensor or its file is missing or damaged."""
+        entry = self.entry(name)
+        if entry.dtype not in _DTYPES:
+            raise UserError(f"{name} of {self.files.where} is stored as {entry.dtype}, unknown to eyas")
+        data = self.files.read(entry.file, entry.start, entry.stop)
+        if len(data) != entry.stop - entry.start:
+            raise self._damaged(entry.file, "it ends too early")
+        if not data:
+            return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+        return torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def read_if_there(self, name: str) -> torch.Tensor | None:
+        return self.read(name) if name in self.file_of else None
+
+    def header(self, file: str, wanted: str | None = None) -> dict[str, Entry]:
+        """Return where the tensors of a file lie; kept, so that a file is asked once."""
+        if file not in self._headers:
+            self._headers[file] = self._read_header(file, wanted)
+        return self._headers[file]
+
+    def _read_header(self, file: str, wanted: str | None) -> dict[str, Entry]:
+        size = self.files.size(file)
+        if size is None:
+            holds = f", which holds {wanted}" if wanted else ""
+            raise UserError(f"{self.files.where} lacks {file}{holds}", hint=_AGAIN)
+        length = int.from_bytes(self.files.read(file, 0, 8), "little")
+        if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
+            raise self._damaged(file, "its header is not that of a safetensors file")
+        try:
+            header: dict[str, Any] = json.loads(self.files.read(file, 8, 8 + length))
+            header.pop("__metadata__", None)
+            entries = {
+                name: Entry(
+                    file,
+                    value["dtype"],
+                    tuple(value["shape"]),
+                    *(8 + length + offset for offset in value["data_offsets"]),
+                )
+                for name, value in header.items()
+            }
+        except (ValueError, KeyError, TypeError, UnicodeDecodeError):
+            raise self._damaged(file, "its header cannot be read") from None
+        end = max((e.stop for e in entries.values()), default=8 + length)
+        if end != size:
+            raise self._damaged(file, f"it has {size} bytes, its header says {end}")
+        return entries
+
+    def _damaged(self, file: str, why: str) -> UserError:
+        return UserError(f"{self.files.where}/{file} is damaged: {why}", hint=_AGAIN)
 
 
 def read_tensor(folder: Path, name: str) -> torch.Tensor:
-    """Read one tensor of a safetensors model folder, sharded or not.
+    """Read one tensor of a model folder, one file or many, with an index or without.
 
     Raises: UserError when the tensor or its file is missing or damaged.
     """
-    path = folder / _file_of(folder, name)
-    if not path.is_file():
-        raise UserError(f"{folder} lacks {path.name}, which holds {name}", hint="download the model again")
-    try:
-        with safe_open(path, framework="pt") as f:
-            if name not in f.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
-                raise UserError(f"{path} holds no tensor {name}", hint="is this folder the target you meant?")
-            return f.get_tensor(name)
-    except SafetensorError as error:
-        raise UserError(f"{path} is damaged: {error}", hint="download the model again") from None
+    return Weights(folder).read(name)
 
 
-def read_layer(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Read the floating-point tensors whose names start with ``prefix``, by the rest of their names."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = json.loads(index.read_text())["weight_map"]
-        names = [name for name in weight_map if name.startswith(prefix)]
-    else:
-        with safe_open(folder / "model.safetensors", framework="pt") as f:
-            names = [name for name in f.keys() if name.startswith(prefix)]  # noqa: SIM118
-    tensors = {name.removeprefix(prefix): read_tensor(folder, name) for name in sorted(names)}
-    return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-
-
-def _file_of(folder: Path, name: str) -> str:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return "model.safetensors"
-    weight_map = json.loads(index.read_text())["weight_map"]
-    if name not in weight_map:
-        raise UserError(f"{index} names no tensor {name}", hint="is this folder the target you meant?")
-    return str(weight_map[name])
+def _missing_numbers(files: Iterable[str]) -> list[str]:
+    """Return the files that numbers as in ``model-00001-of-00064.safetensors`` promise, and are not there."""
+    names = set(files)
+    missing = []
+    for name in sorted(names):
+        if match := re.fullmatch(r"(.*?)(\d+)-of-(\d+)(\.safetensors)", name):
+            head, number, count, tail = match.groups()
+            all_names = (f"{head}{i:0{len(number)}d}-of-{count}{tail}" for i in range(1, int(count) + 1))
+            missing += [n for n in all_names if n not in names]
+    return missing

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eyas.config.schema import TrainSettings
+from eyas.config.schema import MACHINE_SETTINGS, TrainSettings
 from eyas.data.pack import pack
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError
@@ -35,6 +35,8 @@ from eyas.train.feed import feed
 from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.metrics import Acceptance, StepSums, replay_answers
 from eyas.train.optim import Stepper, make_optimizer
+from eyas.train.ranks import Ranks, share_of
+from eyas.train.schedule import check_ranks, costs_of, plan_steps
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import UnrollResult, run_unroll
 from eyas.types import VocabMap
@@ -50,14 +52,15 @@ class _Queued:
     """A step whose numbers are still on the device: the packed sums, then norm, rate and taken."""
 
     step: int
-    sample_ids: tuple[str, ...]
-    num_supervised: int
     values: torch.Tensor
 
 
 @dataclass
 class Trainer:
-    """Trains one draft on one device. ``root`` is the folder of its checkpoints and metrics."""
+    """Trains one draft, on one device or with other ranks on one each.
+
+    ``root`` is the folder of its checkpoints and metrics, the same for all ranks; the first one writes there.
+    """
 
     draft: Eagle3Draft
     teacher: TeacherHead
@@ -69,31 +72,35 @@ class Trainer:
     num_draft_tokens: int  # K at which acceptance is validated
     root: Path
     device: torch.device
+    ranks: Ranks = field(default_factory=Ranks)
     history: list[dict[str, Any]] = field(default_factory=list)
-    watch: Callable[[dict[str, Any]], None] = lambda row: None  # told each new row of the history
+    watch: Callable[[dict[str, Any]], None] = lambda row: None  # told each new row, on the first rank
 
     def __post_init__(self) -> None:
         self.dtype = getattr(torch, self.settings.compute_dtype)
         self.teacher = self.teacher.to(self.device, self.dtype)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not self.draft.config.has_own_embedding:
             # One embedding on the card, in the compute dtype; it is frozen, so nothing is lost.
             self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
         self.draft.to(self.device)
         self.target_ids = torch.from_numpy(self.vocab.target_ids).to(self.device)
         self.fused = fused_unroll(self.draft, self.dtype, self.device)
-        # One entry for each step of the optimizer: its micro-batches, as indices of samples.
-        self.batches = [
-            groups[i : i + self.settings.micro_batches]
-            for epoch in range(self.settings.num_epochs)
-            for groups in [pack(self.train_states.lengths, self.settings.batch_tokens, self.seed + epoch)]
-            for i in range(0, len(groups), self.settings.micro_batches)
+        if self.fused and self.ranks.size > 1:
+            self.fused.weights.hand_over = self.ranks.start_adding_up
+        # One entry for each step of the optimizer: its micro-batches, as indices of samples. They are the
+        # same for any number of ranks, and so is what comes out, to rounding.
+        check_ranks(self.settings, self.ranks.size)
+        costs = costs_of(self.train_states)
+        self.batches = plan_steps(self.train_states.lengths, costs, self.settings, self.seed)
+        self._share = [
+            share_of(step, [float(costs[pack].sum()) for pack in step], self.ranks) for step in self.batches
         ]
         self.optimizer = make_optimizer(self.draft, self.settings)
         copies = self.fused.weights.copies if self.fused else None
         self.stepper = Stepper(self.optimizer, self.settings, len(self.batches), copies)
         self.settings_fingerprint = fingerprint(
             [
-                self.settings.model_dump(mode="json", exclude={"device", "trackers"}),
+                self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),
                 self.seed,
                 self.vocab.fingerprint,
             ]
@@ -107,11 +114,11 @@ class Trainer:
         settings, num_steps = self.settings, len(self.batches)
         first = self._resume()
         last = num_steps if stop_after is None else min(num_steps, first + stop_after)
-        micro_batches = [indices for step in self.batches[first:last] for indices in step]
+        micro_batches = list(chain.from_iterable(self._share[first:last]))
         coming = feed(partial(self._load, self.train_states), micro_batches, self.device)
         with Progress("train", num_steps - first, "steps") as progress, closing(coming):
             for step in range(first, last):
-                self._step(step, islice(coming, len(self.batches[step])))
+                self._step(step, islice(coming, len(self._share[step])), len(self._share[step]))
 
                 done = step + 1
                 validating = done % settings.validate_every == 0 or done == num_steps
@@ -125,40 +132,47 @@ class Trainer:
                 progress.advance(1, self._latest())
 
     def validate(self) -> tuple[StepSums, Acceptance]:
-        """Measure loss and acceptance on the held-out states."""
-        sums: StepSums | None = None
+        """Measure loss and acceptance on the held-out states; every rank gets the figures of all."""
+        sums = StepSums.empty(self.settings.num_unroll_steps)
         acceptance = Acceptance.empty(self.num_draft_tokens)
         with torch.no_grad():
             for batch in self._held_out_batches():
                 result = self._unroll(batch, with_gradients=False)
-                one = StepSums.of(result)
-                sums = one if sums is None else sums + one
+                sums += StepSums.of(result)
                 rows = batch.plan.rows[0]
                 for one_answer in replay_answers(rows, result.accepted, result.depth, self.num_draft_tokens):
                     acceptance += one_answer
-        assert sums is not None
-        return sums, acceptance
+        values = torch.tensor([*sums.values(), acceptance.num_rounds, *acceptance.accepted_at]).double()
+        values = values.to(self.device)
+        self.ranks.add_up(values)
+        *of_sums, num_rounds = values[: -self.num_draft_tokens].tolist()
+        accepted_at = tuple(int(n) for n in values[-self.num_draft_tokens :].tolist())
+        return StepSums.unpack(of_sums), Acceptance(int(num_rounds), accepted_at)
 
-    def _step(self, step: int, batches: Iterable[PackedBatch]) -> None:
+    def _step(self, step: int, batches: Iterable[PackedBatch], num_batches: int) -> None:
         """Add up the gradients of the micro-batches and step; nothing waits for the device."""
         if self.fused:
             self.fused.weights.start()
         else:
             self.optimizer.zero_grad(set_to_none=True)
-        sums: list[torch.Tensor] = []
-        sample_ids: list[str] = []
-        num_supervised = 0
-        for batch in batches:
-            result = self._unroll(batch, with_gradients=True)
-            sums.append(StepSums.pack(result))
-            sample_ids += batch.sample_ids
-            num_supervised += result.num_supervised
+        sums = [torch.zeros(2 + 3 * self.settings.num_unroll_steps, dtype=torch.float64, device=self.device)]
+        for number, batch in enumerate(batches, start=1):
+            if self.fused and number == num_batches:
+                self.fused.weights.expect_last()
+            sums.append(StepSums.pack(self._unroll(batch, with_gradients=True)))
         if self.fused:
             self.fused.weights.finish()
+        elif self.ranks.size > 1:
+            for parameter in self.stepper.parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self.ranks.start_adding_up(parameter.grad)
         total = torch.stack(sums).sum(0)
-        outcome = self.stepper.step(total[0], num_supervised)
+        self.ranks.add_up(total)
+        self.ranks.finish_adding_up()
+        outcome = self.stepper.step(total[0], total[-1])
         facts = torch.stack([outcome.grad_norm.double(), outcome.rate.double(), outcome.taken.double()])
-        self._queue.append(_Queued(step, tuple(sample_ids), num_supervised, torch.cat([total, facts])))
+        self._queue.append(_Queued(step, torch.cat([total, facts])))
 
     def _read(self) -> None:
         """Log the steps queued on the device.
@@ -173,12 +187,14 @@ class Trainer:
             row = {"step": one.step + 1, "learning_rate": rate, "grad_norm": grad_norm}
             if taken:
                 self.num_skipped = 0
-                self._log(row | StepSums.unpack(sums, one.num_supervised).ratios())
+                self._log(row | StepSums.unpack(sums).ratios())
                 continue
             self.num_skipped += 1
-            names = ", ".join(one.sample_ids)
+            indices = chain.from_iterable(self.batches[one.step])
+            sample_ids = [self.train_states.sample(i).sample_id for i in indices]
+            names = ", ".join(sample_ids)
             say(f"train: step {one.step + 1} not taken: loss or gradient not finite; samples {names}")
-            self._log({"step": one.step + 1, "taken": False, "sample_ids": list(one.sample_ids)})
+            self._log({"step": one.step + 1, "taken": False, "sample_ids": sample_ids})
             if self.num_skipped >= _MAX_SKIPPED:
                 raise ContractError(
                     f"the loss or gradient was not finite in {self.num_skipped} steps in a row, the last one "
@@ -215,7 +231,8 @@ class Trainer:
 
     def _held_out_batches(self) -> Iterator[PackedBatch]:
         groups = pack(self.held_out_states.lengths, self.settings.batch_tokens, seed=0)
-        return feed(partial(self._load, self.held_out_states), groups, self.device)
+        own = groups[self.ranks.rank :: self.ranks.size]
+        return feed(partial(self._load, self.held_out_states), own, self.device)
 
     def _validate(self, step: int) -> None:
         sums, acceptance = self.validate()
@@ -230,10 +247,12 @@ class Trainer:
         )
         if acceptance.length > self.best:
             self.best, self.best_step = acceptance.length, step
-            folder = self._save(step)
-            mark_best(self.root, folder)
+            self._save(step)
 
-    def _save(self, step: int) -> Path:
+    def _save(self, step: int) -> None:
+        self.ranks.on_first(lambda: self._write_checkpoint(step))
+
+    def _write_checkpoint(self, step: int) -> None:
         folder = checkpoint_folder(self.root, step)
         checkpoint = Checkpoint(
             folder=folder,
@@ -253,13 +272,14 @@ class Trainer:
             },
         )
         save_checkpoint(checkpoint, self.draft, self.optimizer)
+        if self.best_step == step:
+            mark_best(self.root, folder)
         prune(self.root)
-        return folder
 
     def _resume(self) -> int:
         if self.fused:
             self.fused.weights.refresh()
-        folder = latest_checkpoint(self.root)
+        folder = self.ranks.on_first(lambda: latest_checkpoint(self.root))
         if folder is None:
             return 0
         checkpoint = read_checkpoint(folder)
@@ -279,13 +299,15 @@ class Trainer:
         self.num_skipped = checkpoint.metrics["num_skipped"]
         self.history = list(checkpoint.metrics["history"])
         self.best, self.best_step = checkpoint.metrics["best"], checkpoint.metrics["best_step"]
-        if self.best_step == checkpoint.step:
+        if self.best_step == checkpoint.step and self.ranks.is_first:
             # The interruption may have come between saving this checkpoint and marking it.
             mark_best(self.root, folder)
         return checkpoint.step
 
     def _log(self, row: dict[str, Any]) -> None:
         self.history.append(row)
+        if not self.ranks.is_first:
+            return
         self.watch(row)
         with (self.root / "metrics.jsonl").open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
@@ -296,6 +318,6 @@ def fused_unroll(draft: Eagle3Draft, dtype: torch.dtype, device: torch.device) -
     if device.type != "cuda":
         return None
     if not FusedUnroll.fits(draft):
-        say("train: the GPU kernels do not fit the draft's heads; the plain path trains it, slower")
+        say("train: the GPU kernels do not fit the draft's shape; the plain path trains it, slower")
         return None
     return FusedUnroll(draft, dtype)

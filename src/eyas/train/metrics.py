@@ -21,23 +21,35 @@ class StepSums:
     judged: list[int]  # rows that this step supervises
 
     @classmethod
+    def empty(cls, num_steps: int) -> StepSums:
+        return cls(0.0, 0, [0.0] * num_steps, [0] * num_steps, [0] * num_steps)
+
+    @classmethod
     def of(cls, result: UnrollResult) -> StepSums:
-        return cls.unpack(cls.pack(result).tolist(), result.num_supervised)
+        return cls.unpack(cls.pack(result).tolist())
 
     @staticmethod
     def pack(result: UnrollResult) -> torch.Tensor:
-        """Put the sums into one fp64 vector [1 + 3 K] on the device, to be added up and read later."""
+        """Put the sums into one fp64 vector [2 + 3 K] on the device, to be added up and read later."""
         steps = torch.arange(len(result.step_loss), device=result.accepted.device)[:, None]
         agreed = (result.accepted[None] > steps).sum(1)
         judged = (result.depth[None] > steps).sum(1)
-        parts = (result.loss.detach()[None], result.step_loss, agreed, judged)
+        num_supervised = judged.new_full((1,), result.num_supervised)
+        parts = (result.loss.detach()[None], result.step_loss, agreed, judged, num_supervised)
         return torch.cat([part.double() for part in parts])
 
     @classmethod
-    def unpack(cls, values: list[float], num_supervised: int) -> StepSums:
+    def unpack(cls, values: Sequence[float]) -> StepSums:
+        """Return the sums that ``pack`` put into a vector, or a sum of such vectors."""
         num_steps = len(values) // 3
         step_loss, agreed, judged = (values[1 + i * num_steps : 1 + (i + 1) * num_steps] for i in range(3))
-        return cls(values[0], num_supervised, step_loss, [int(n) for n in agreed], [int(n) for n in judged])
+        return cls(
+            values[0], int(values[-1]), list(step_loss), [int(n) for n in agreed], [int(n) for n in judged]
+        )
+
+    def values(self) -> list[float]:
+        """Return what ``unpack`` takes."""
+        return [self.loss, *self.step_loss, *self.agreed, *self.judged, self.num_supervised]
 
     def __add__(self, other: StepSums) -> StepSums:
         return StepSums(

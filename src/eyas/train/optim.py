@@ -43,11 +43,14 @@ class Stepper:
         self.num_taken = torch.zeros(1, dtype=torch.long, device=device)
 
     @torch.no_grad()
-    def step(self, loss: torch.Tensor, num_rows: int) -> StepOutcome:
-        """Divide the gradients by ``num_rows``, clip them and step, if they and ``loss`` are finite."""
+    def step(self, loss: torch.Tensor, num_rows: torch.Tensor) -> StepOutcome:
+        """Divide the gradients by ``num_rows``, clip them and step, if they and ``loss`` are finite.
+
+        All are sums over the whole step, on every rank the same, and so is what is done.
+        """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         # A batch without a row has gradients of zero.
-        num_rows = max(1, num_rows)
+        num_rows = num_rows.float().clamp(min=1)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) / num_rows
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         rate = self.rates.index_select(0, self.num_taken).squeeze(0)  # rates[num_taken] would wait

@@ -68,9 +68,9 @@ def smollm2() -> Any:
     """SmolLM2's own tokenizer, from the demo target where that was converted before."""
     from transformers import AutoTokenizer
 
-    from eyas.targets.demo import _cache_folder
+    from eyas.targets.remote import cache_folder
 
-    folders = sorted(_cache_folder().glob("smollm2-135m-instruct-*"))
+    folders = sorted(cache_folder().glob("smollm2-135m-instruct-*"))
     if not folders:
         pytest.skip("the demo target has not been converted on this machine")
     return AutoTokenizer.from_pretrained(folders[-1])

@@ -5,15 +5,20 @@ copies through CUDA streams only, logs a failed write and goes on, and has no ch
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stock
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from eyas.engines.vllm.staging import (
+    FACTS_KEY,
+    NAME_KEY,
+    WITNESS_PREFIX,
     StagedStates,
     layer_digests,
     write_digests,
@@ -21,18 +26,22 @@ from eyas.engines.vllm.staging import (
     write_states,
 )
 
-# Requests whose id starts so are written by rank 0 and checksummed on every rank.
-WITNESS_PREFIX = "witness-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a name alone: no folder of the asker's choice
 
 
 class EyasConnector(stock.ExampleHiddenStatesConnector):
-    """Rank 0 writes each finished request's states; every rank checksums those of a witness request."""
+    """Rank 0 writes the states of requests that name a file; every rank checksums those of a witness.
+
+    Other requests, such as the answers that a server gives besides, leave nothing.
+    """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         config = vllm_config.speculative_config.draft_model_config.hf_config
         # vLLM returns the layers ascending and each once, whatever was asked for.
         self._layer_ids = tuple(sorted(set(config.eagle_aux_hidden_state_layer_ids)))
+        self._facts = self._describe(vllm_config)
+        Path(self._storage_path).mkdir(parents=True, exist_ok=True)
         self._rank = 0
         self._is_copied: dict[str, Callable[[], bool]] = {}  # by request id
         self._fatal: BaseException | None = None
@@ -42,12 +51,37 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         return None
 
     # ------------------------------------------------------------- in the scheduler
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        meta = super().build_connector_meta(scheduler_output)
+        for request in scheduler_output.scheduled_new_reqs:
+            name = ((request.sampling_params and request.sampling_params.extra_args) or {}).get(NAME_KEY)
+            if isinstance(name, str) and _NAME.fullmatch(name):
+                self._request_filenames[request.req_id] = str(Path(self._storage_path) / name)
+            else:
+                self._request_filenames.pop(request.req_id, None)
+        return meta
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if request.num_computed_tokens < request.num_prompt_tokens:
             # Aborted in the middle of its prompt: the rest of its blocks holds other requests' states.
             self._request_filenames.pop(request.request_id, None)
             return False, None
-        return super().request_finished(request, block_ids)
+        delayed, params = super().request_finished(request, block_ids)
+        return delayed, {**params, FACTS_KEY: self._facts} if params else None
+
+    def _describe(self, config: Any) -> dict[str, Any]:
+        """Say what this engine is, for a client that did not start it."""
+        text = config.model_config.hf_text_config
+        return {
+            "vllm": vllm.__version__,
+            "layer_ids": list(self._layer_ids),
+            "num_layers": text.num_hidden_layers,
+            "hidden_size": config.model_config.get_hidden_size(),
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "num_ranks": config.parallel_config.tensor_parallel_size,
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "target": self._kv_transfer_config.get_from_extra_config("target", ""),
+        }
 
     # ------------------------------------------------------------- in each worker
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:

@@ -1,9 +1,7 @@
 """vLLM as an engine of eyas."""
 
-import contextlib
 import threading
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -14,14 +12,18 @@ import torch
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling, Witness
-from eyas.engines.vllm.session import Plan, Session
-from eyas.engines.vllm.staging import take_digests, take_states
+from eyas.engines.vllm.arguments import Plan
+from eyas.engines.vllm.memory import check_memory
+from eyas.engines.vllm.remote import ServerSession
+from eyas.engines.vllm.session import Session
+from eyas.engines.vllm.staging import WITNESS_PREFIX, Finished, take_digests, take_states
 from eyas.engines.vllm.versions import check_parallel, choose_way, installed_version
 from eyas.errors import ContractError
 from eyas.threads import tensor_pool
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
 
-_WITNESS_PREFIX = "witness-"  # as in connector.py, which only vLLM's processes can import
+Capturing = Session | ServerSession
+
 _FILE_TIMEOUT_S = 120.0
 _NUM_READERS = 4
 
@@ -38,6 +40,7 @@ class VllmEngine:
     """Captures through vLLM's own facility or through hooks in its workers; answers prompts.
 
     vLLM is started when it is first needed, once for capturing and once for generating.
+    With ``endpoint`` a server captures instead, and nothing is started or needs to be installed here.
     ``max_length`` is the longest sample it will be given; by default all that the target allows.
     ``in_process`` is for tests of one rank.
     """
@@ -55,6 +58,7 @@ class VllmEngine:
         batch_size: int = 64,
         device: str = "cpu",
         trust_remote_code: bool = False,
+        endpoint: str | None = None,
         in_process: bool = False,
     ) -> None:
         settings = settings or VllmSettings()
@@ -63,10 +67,13 @@ class VllmEngine:
         longest = spec.max_position_embeddings
         self.max_length = min(max_length or longest, longest)
         self.trust_remote_code, self.in_process = trust_remote_code, in_process
-        num_ranks = settings.tensor_parallel_size
-        check_parallel(spec, num_ranks)
-        self.way = choose_way(settings.capture, installed_version(), spec, num_ranks)
+        self.endpoint = endpoint
+        if endpoint is None:
+            num_ranks = settings.tensor_parallel_size
+            check_parallel(spec, num_ranks)
+            self.way = choose_way(settings.capture, installed_version(), spec, num_ranks)
         self._session: Session | None = None
+        self._server: ServerSession | None = None
         self._num_requests = 0
 
     def describe(self) -> TargetSpec:
@@ -96,26 +103,36 @@ class VllmEngine:
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens,
                 temperature=sampling.temperature,
-                # torch's generators on a CPU read 32 bits of their seed, so both have to be in them.
-                seed=zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode()),
+                seed=seed_of(sampling, prompt),
                 stop_token_ids=list(self.spec.eos_token_ids),
                 detokenize=False,
             )
-            request_id = self._new_id("answer-")
+            request_id = self._new_name("answer-")
             open_prompts[request_id] = prompt.prompt_id
             session.engine.add_request(request_id, {"prompt_token_ids": list(prompt.token_ids)}, params)
         while open_prompts:
             for output in session.step():
                 if output.finished:
-                    yield _completion(open_prompts.pop(output.request_id), output.outputs[0])
+                    yield to_completion(open_prompts.pop(output.request_id), output.outputs[0])
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        for session in (self._session, self._server):
+            if session is not None:
+                session.close()
+        self._session = self._server = None
 
     # ------------------------------------------------------------- sessions
-    def _capturing(self) -> Session:
+    def _capturing(self) -> Capturing:
+        if self.endpoint is not None:
+            if self._server is None:
+                self._server = ServerSession(
+                    self.endpoint,
+                    self.spec,
+                    folder=self.settings.staging_dir,
+                    max_length=self.max_length,
+                    in_flight=2 * self.batch_size,  # as many again as it computes together wait there
+                )
+            return self._server
         if self._session is not None and self._session.plan.way is None:
             self.close()
         if self._session is None:
@@ -133,21 +150,21 @@ class VllmEngine:
         return self._session
 
     def _start(self, max_model_len: int, capture: bool) -> Session:
-        return Session(
-            Plan(
-                self.folder,
-                self.spec,
-                self.settings,
-                max_model_len,
-                self.batch_tokens,
-                self.batch_size,
-                self.trust_remote_code,
-                self.in_process,
-                self.way if capture else None,
-            )
+        plan = Plan(
+            self.folder,
+            self.spec,
+            self.settings,
+            max_model_len,
+            self.batch_tokens,
+            self.batch_size,
+            self.trust_remote_code,
+            self.way if capture else None,
+            self.in_process,
         )
+        check_memory(plan)
+        return Session(plan)
 
-    def _new_id(self, prefix: str) -> str:
+    def _new_name(self, prefix: str) -> str:
         self._num_requests += 1
         return f"{prefix}{self._num_requests:08d}"
 
@@ -156,29 +173,28 @@ class VllmEngine:
         self, samples: Iterable[TokenizedSample], witness: bool
     ) -> Iterator[Witness | HiddenStates | Failure]:
         session = self._capturing()
-        window_tokens = max(1, self.settings.staging_bytes // session.plan.bytes_per_token)
-        waiting = deque(samples)
+        window_tokens = max(1, self.settings.staging_bytes // self.spec.bytes_per_token)
+        waiting = iter(samples)
+        ahead = next(waiting, None)
         open_requests: dict[str, TokenizedSample] = {}
         reading: set[Future[_Read]] = set()
         tokens_in_flight = 0
         stop = threading.Event()
         with tensor_pool(_NUM_READERS, "eyas-read") as pool:
             try:
-                while waiting or open_requests or reading:
-                    while waiting and (
-                        not tokens_in_flight or tokens_in_flight + len(waiting[0]) <= window_tokens
+                while ahead is not None or open_requests or reading:
+                    while ahead is not None and (
+                        not tokens_in_flight or tokens_in_flight + len(ahead) <= window_tokens
                     ):
-                        sample = waiting.popleft()
-                        open_requests[self._submit(session, sample, witness)] = sample
-                        tokens_in_flight += len(sample)
+                        open_requests[self._submit(session, ahead, witness)] = ahead
+                        tokens_in_flight += len(ahead)
+                        ahead = next(waiting, None)
                     if open_requests:
-                        for output in session.step():
-                            if output.finished:
-                                sample = open_requests.pop(output.request_id)
-                                reading.add(pool.submit(self._read, session, sample, output, witness, stop))
+                        for done in session.finished():
+                            sample = open_requests.pop(done.name)
+                            reading.add(pool.submit(self._read, session, sample, done, witness, stop))
                     elif reading:
-                        if self.in_process:  # files are written on a later step of the engine
-                            session.step()
+                        session.nudge()
                         wait(reading, timeout=0.002, return_when=FIRST_COMPLETED)
                     for future in [f for f in reading if f.done()]:
                         reading.remove(future)
@@ -188,47 +204,46 @@ class VllmEngine:
             finally:
                 # Interrupted: the engine may be dead, and files that readers wait for may never come.
                 stop.set()
-                if open_requests and self._session is session:
-                    with contextlib.suppress(Exception):
-                        session.engine.abort_request(list(open_requests))
+                if open_requests and session in (self._session, self._server):
+                    session.abort(list(open_requests))
 
-    def _submit(self, session: Session, sample: TokenizedSample, witness: bool) -> str:
-        from vllm import SamplingParams
-
+    def _submit(self, session: Capturing, sample: TokenizedSample, witness: bool) -> str:
         if len(sample) > self.max_length:
             raise ContractError(
                 f"sample {sample.sample_id} has {len(sample)} tokens, the engine takes {self.max_length}"
             )
-        request_id = self._new_id(_WITNESS_PREFIX if witness else "sample-")
-        params = SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            logprobs=1 if witness else None,
-            ignore_eos=True,
-            detokenize=False,
-            extra_args={"eyas_file": request_id, "eyas_witness": witness},
-        )
-        session.engine.add_request(request_id, {"prompt_token_ids": sample.input_ids.tolist()}, params)
-        return request_id
+        name = self._new_name(WITNESS_PREFIX if witness else "sample-")
+        session.submit(name, sample.input_ids.tolist(), witness)
+        return name
 
     def _read(
-        self, session: Session, sample: TokenizedSample, output: Any, witness: bool, stop: threading.Event
+        self,
+        session: Capturing,
+        sample: TokenizedSample,
+        done: Finished,
+        witness: bool,
+        stop: threading.Event,
     ) -> _Read:
         """Fetch and verify what the workers wrote for one request; runs in a thread."""
         try:
-            return _Read(sample, self._verified(session, sample, output, witness, stop))
+            return _Read(sample, self._verified(session, sample, done, witness, stop))
         except (ContractError, OSError) as error:
             return _Read(sample, Failure(sample.sample_id, str(error)))
 
     def _verified(
-        self, session: Session, sample: TokenizedSample, output: Any, witness: bool, stop: threading.Event
+        self,
+        session: Capturing,
+        sample: TokenizedSample,
+        done: Finished,
+        witness: bool,
+        stop: threading.Event,
     ) -> Witness | HiddenStates:
-        answer = output.outputs[0]
-        if answer.finish_reason != "length":
-            raise ContractError(f"vLLM ended the request with {answer.finish_reason!r}")
-        path = self._path(session, output)
-        staged = take_states(path, _FILE_TIMEOUT_S, stop)
-        layer_ids = session.plan.layer_ids
+        if done.reason != "length":
+            raise ContractError(f"vLLM ended the request with {done.reason!r}")
+        if done.path is None:
+            raise ContractError("vLLM names no file of states for this request")
+        staged = take_states(done.path, _FILE_TIMEOUT_S, stop)
+        layer_ids = session.layer_ids
         if staged.layer_ids != layer_ids:
             raise ContractError(f"the worker captured layers {staged.layer_ids}, asked for {layer_ids}")
         if staged.token_ids.tolist() != sample.input_ids.tolist():
@@ -245,19 +260,19 @@ class VllmEngine:
         states = HiddenStates.select(sample, aux, last)
         if not witness:
             return states
-        digests = tuple(take_digests(path, r, _FILE_TIMEOUT_S, stop) for r in range(session.num_ranks))
-        token = answer.token_ids[0]
-        return Witness(states, token, answer.logprobs[0][token].logprob, digests)
-
-    def _path(self, session: Session, output: Any) -> Path:
-        if self.way == "worker":
-            return session.staging / str(output.request_id)
-        if not output.kv_transfer_params:
-            raise ContractError("vLLM names no file of states for this request")
-        return Path(output.kv_transfer_params["hidden_states_path"])
+        ranks = range(session.num_ranks)
+        digests = tuple(take_digests(done.path, r, _FILE_TIMEOUT_S, stop) for r in ranks)
+        if done.token is None or done.logprob is None:
+            raise ContractError("vLLM gave no token and log-probability of its own")
+        return Witness(states, done.token, done.logprob, digests)
 
 
-def _completion(prompt_id: str, answer: Any) -> Completion | Failure:
+def seed_of(sampling: Sampling, prompt: Prompt) -> int:
+    """Return a prompt's own seed, of the 32 bits that torch's generators on a CPU read."""
+    return zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode())
+
+
+def to_completion(prompt_id: str, answer: Any) -> Completion | Failure:
     if answer.finish_reason not in ("stop", "length"):
         return Failure(prompt_id, f"vLLM ended the answer with {answer.finish_reason!r}")
     return Completion(prompt_id, tuple(answer.token_ids), answer.finish_reason)

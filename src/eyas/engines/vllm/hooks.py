@@ -15,16 +15,14 @@ import torch
 from torch import nn
 
 from eyas.engines.vllm.staging import (
+    NAME_KEY,
+    WITNESS_KEY,
     StagedStates,
     layer_digests,
     write_digests,
     write_error,
     write_states,
 )
-
-# Keys in SamplingParams.extra_args.
-NAME_KEY = "eyas_file"
-WITNESS_KEY = "eyas_witness"
 
 
 @dataclass

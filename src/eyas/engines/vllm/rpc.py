@@ -2,7 +2,7 @@
 
 ``collective_rpc`` returns a list with one entry a rank, or with some executors and arguments a bare
 value; indexing the wrong one has cost others three layers of four without an error. Here every reply
-carries the rank that sent it, and two functions of two types exist.
+carries the rank that sent it. Where one rank's value is wanted, it is taken from the list by its rank.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -29,35 +29,19 @@ def call_all_ranks(
     Raises: EyasError naming the rank that failed; ContractError for replies that are too few, too
     many, of another type than ``kind``, or not from ranks 0 to num_ranks - 1.
     """
-    return [_value(r, kind, method) for r in _replies(engine, num_ranks, None, method, args, timeout_s)]
-
-
-def call_one_rank(
-    engine: Rpc, num_ranks: int, kind: type[T], rank: int, method: str, *args: Any, timeout_s: float = 600.0
-) -> T:
-    """Call a worker method on one rank alone and return its value.
-
-    Raises: as ``call_all_ranks``.
-    """
-    if not 0 <= rank < num_ranks:
-        raise ContractError(f"{method}: there is no rank {rank} among {num_ranks}")
-    replies = _replies(engine, num_ranks, rank, method, args, timeout_s)
-    ran = [r for r in replies if r["ran"]]
-    if len(ran) != 1 or ran[0]["rank"] != rank:
-        raise ContractError(f"{method}: rank {rank} was called, ranks {[r['rank'] for r in ran]} answered")
-    return _value(ran[0], kind, method)
+    return [_value(r, kind, method) for r in _replies(engine, num_ranks, method, args, timeout_s)]
 
 
 def _replies(
-    engine: Rpc, num_ranks: int, only_rank: int | None, method: str, args: tuple[Any, ...], timeout_s: float
+    engine: Rpc, num_ranks: int, method: str, args: tuple[Any, ...], timeout_s: float
 ) -> list[dict[str, Any]]:
-    replies = engine.collective_rpc(_ENTRY, timeout=timeout_s, args=(method, only_rank, list(args)))
+    replies = engine.collective_rpc(_ENTRY, timeout=timeout_s, args=(method, list(args)))
     if not isinstance(replies, list):
         raise ContractError(f"{method}: vLLM returned a {type(replies).__name__} instead of one reply a rank")
     if len(replies) != num_ranks:
         raise ContractError(f"{method}: {len(replies)} replies from {num_ranks} ranks")
     for place, reply in enumerate(replies):
-        if not isinstance(reply, dict) or reply.keys() != {"rank", "ran", "value", "error"}:
+        if not isinstance(reply, dict) or reply.keys() != {"rank", "value", "error"}:
             raise ContractError(f"{method}: reply {place} is {reply!r}, which no eyas worker sends")
     replies = sorted(replies, key=lambda r: r["rank"])
     ranks = [r["rank"] for r in replies]

@@ -7,65 +7,35 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from eyas.config.schema import VllmSettings
+from eyas.engines.vllm.arguments import Plan, engine_arguments, environment
 from eyas.engines.vllm.rpc import call_all_ranks
-from eyas.engines.vllm.versions import Way
+from eyas.engines.vllm.staging import NAME_KEY, WITNESS_KEY, Finished, is_running, staging_base
 from eyas.errors import ContractError, EyasError, UserError
-from eyas.types import TargetSpec
 
 _WORKER = "eyas.engines.vllm.worker.EyasWorker"
-_CONNECTOR = "eyas.engines.vllm.connector"
 _STAGING_PREFIX = "eyas-staging-"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one vLLM is started for."""
-
-    folder: Path
-    spec: TargetSpec
-    settings: VllmSettings
-    max_model_len: int
-    batch_tokens: int
-    batch_size: int
-    trust_remote_code: bool
-    in_process: bool
-    way: Way | None  # None: it generates only
-
-    @property
-    def layer_ids(self) -> tuple[int, ...]:
-        """The layers captured, ascending, each once: vLLM returns them so whatever it is asked for."""
-        return tuple(sorted({*self.spec.aux_layer_ids, self.spec.num_layers}))
-
-    @property
-    def bytes_per_token(self) -> int:
-        itemsize = {"float32": 4, "bfloat16": 2, "float16": 2}[self.spec.dtype]
-        return len(self.layer_ids) * self.spec.hidden_size * itemsize
-
-
 class Session:
-    """A running vLLM and its staging folder."""
+    """A vLLM that this process has started, and its staging folder."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.layer_ids = plan, plan.layer_ids
         self.num_ranks = plan.settings.tensor_parallel_size
         self.staging = make_staging(plan.settings.staging_dir, plan.settings.staging_bytes)
         self._closing = threading.Event()
         before = set(multiprocessing.active_children())
         try:
-            with _environment(plan):
+            with vllm_environment(plan):
                 self.llm = _start(plan, self.staging)
                 self.engine: Any = self.llm.llm_engine
             processes = set(multiprocessing.active_children()) - before
             if processes:
-                threading.Thread(target=self._watch, args=(processes,), daemon=True).start()
+                watch(self.engine.engine_core, processes, self._closing)
             self._check_model()
             if plan.way == "worker":
                 arguments = (plan.spec.num_layers, list(plan.layer_ids), str(self.staging))
@@ -80,18 +50,46 @@ class Session:
             return list(self.engine.step())
         except Exception as error:
             raise EyasError(
-                f"vLLM stopped: {_first_line(error)}",
+                f"vLLM stopped: {first_line(error)}",
                 hint="complete shards are kept: run the same command again; its log is above",
             ) from error
 
-    def _watch(self, processes: set[Any]) -> None:
-        """Wake a waiting ``step`` when an engine process dies: vLLM notes it and waits on for ever."""
-        core = self.engine.engine_core
-        while not self._closing.is_set():
-            if multiprocessing.connection.wait([p.sentinel for p in processes], timeout=0.5):
-                if not self._closing.is_set():
-                    core.outputs_queue.put_nowait(RuntimeError("an engine process has ended"))
-                return
+    def submit(self, name: str, token_ids: Sequence[int], witness: bool) -> None:
+        """Ask for one prompt's states, in a file called ``name``."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            logprobs=1 if witness else None,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args={NAME_KEY: name, WITNESS_KEY: witness},
+        )
+        self.engine.add_request(name, {"prompt_token_ids": list(token_ids)}, params)
+
+    def finished(self) -> list[Finished]:
+        """Let the engine work, and return the prompts that are computed; their files are on the way."""
+        done = []
+        for output in self.step():
+            if output.finished:
+                answer = output.outputs[0]
+                token = answer.token_ids[0] if answer.token_ids else None
+                logprob = answer.logprobs[0][token].logprob if answer.logprobs and token is not None else None
+                name = str(output.request_id)
+                named = self.plan.way == "worker" or output.kv_transfer_params
+                path = self.staging / name if named else None
+                done.append(Finished(name, path, str(answer.finish_reason), token, logprob))
+        return done
+
+    def abort(self, names: Sequence[str]) -> None:
+        with contextlib.suppress(Exception):  # it may be dead already
+            self.engine.abort_request(list(names))
+
+    def nudge(self) -> None:
+        """An engine in this process writes files on its next step, which nobody else makes."""
+        if self.plan.in_process:
+            self.step()
 
     def close(self) -> None:
         self._closing.set()
@@ -118,23 +116,17 @@ class Session:
                     )
 
 
-def further_arguments(words: tuple[str, ...], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Read ``name=value`` words, values as in YAML.
+def watch(core: Any, processes: set[Any], closing: threading.Event) -> None:
+    """Wake a waiting ``step`` when an engine process dies: vLLM notes it and waits on for ever."""
 
-    Raises: UserError for another form, or an argument that eyas sets itself.
-    """
-    out: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise UserError(f"cannot read {word!r} in vllm.engine_args", hint="each is name=value")
-        if name in ours:
-            raise UserError(
-                f"vllm.engine_args may not set {name}: eyas sets it itself",
-                hint="eyas config --keys lists the settings that do",
-            )
-        out[name] = yaml.safe_load(text)
-    return out
+    def wait() -> None:
+        while not closing.is_set():
+            if multiprocessing.connection.wait([p.sentinel for p in processes], timeout=0.5):
+                if not closing.is_set():
+                    core.outputs_queue.put_nowait(RuntimeError("an engine process has ended"))
+                return
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def make_staging(asked: Path | None, num_bytes: int) -> Path:
@@ -142,14 +134,12 @@ def make_staging(asked: Path | None, num_bytes: int) -> Path:
 
     What a killed process left there is removed.
     """
-    shm = Path("/dev/shm")
-    roomy = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 2 * num_bytes
-    base = asked or (shm if roomy else Path(tempfile.gettempdir()))
+    base = asked or staging_base(num_bytes)
     try:
         base.mkdir(parents=True, exist_ok=True)
         for old in base.glob(f"{_STAGING_PREFIX}*"):
             pid = old.name.removeprefix(_STAGING_PREFIX).partition("-")[0]
-            if pid.isdigit() and not _is_running(int(pid)):
+            if pid.isdigit() and not is_running(int(pid)):
                 shutil.rmtree(old, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix=f"{_STAGING_PREFIX}{os.getpid()}-", dir=base))
     except OSError as error:
@@ -158,96 +148,37 @@ def make_staging(asked: Path | None, num_bytes: int) -> Path:
         ) from None
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _start(plan: Plan, staging: Path) -> Any:
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    on_cpu = current_platform.is_cpu()
-    arguments: dict[str, Any] = {
-        "model": str(plan.folder),
-        "skip_tokenizer_init": True,
-        "trust_remote_code": plan.trust_remote_code,
-        "dtype": plan.spec.dtype,
-        "seed": 0,
-        "generation_config": "vllm",  # no sampling settings from the model folder
-        "max_model_len": plan.max_model_len,
-        "max_num_batched_tokens": max(plan.batch_tokens, plan.batch_size),
-        "max_num_seqs": plan.batch_size,
-        "tensor_parallel_size": plan.settings.tensor_parallel_size,
-        "enforce_eager": on_cpu or plan.way == "worker",
-        "worker_extension_cls": _WORKER,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-    }
-    if plan.settings.kv_cache_bytes or on_cpu:
-        arguments["kv_cache_memory_bytes"] = plan.settings.kv_cache_bytes or _kv_cache_bytes(plan)
-    else:
-        arguments["gpu_memory_utilization"] = plan.settings.gpu_memory_utilization
-    if plan.way == "native":
-        config = {"eagle_aux_hidden_state_layer_ids": list(plan.layer_ids)}
-        arguments["speculative_config"] = {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": config},
-        }
-        arguments["kv_transfer_config"] = {
-            "kv_connector": "EyasConnector",
-            "kv_connector_module_path": _CONNECTOR,
-            "kv_role": "kv_producer",
-            "kv_connector_extra_config": {
-                "shared_storage_path": str(staging),
-                "use_synchronization_lock": False,
-            },
-        }
-    # Off unless asked for: with it, some versions lose the rows of a prefix they have seen (vllm#44485).
-    arguments |= {"enable_prefix_caching": False} | further_arguments(plan.settings.engine_args, arguments)
+    arguments = engine_arguments(
+        plan,
+        staging,
+        current_platform.is_cpu(),
+        skip_tokenizer_init=True,
+        worker_extension_cls=_WORKER,
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+    )
     try:
         return LLM(**arguments)
     except Exception as error:
         raise EyasError(
-            f"vLLM did not start: {_first_line(error)}",
+            f"vLLM did not start: {first_line(error)}",
             hint="its own log is above; vllm.log_level=INFO shows more of it",
         ) from error
 
 
-def _kv_cache_bytes(plan: Plan) -> int:
-    """On a CPU the cache is sized by us: some batches of tokens, never less than the longest sample."""
-    spec = plan.spec
-    itemsize = 4 if spec.dtype == "float32" else 2
-    cache = 2 * spec.num_layers * spec.num_key_value_heads * spec.head_dim * itemsize
-    per_token = cache + (plan.bytes_per_token if plan.way == "native" else 0)
-    num_tokens = max(2 * plan.batch_tokens, 2 * plan.max_model_len, 4096)
-    # The groups of layers are padded to pages of one size, hence twice what would do.
-    return max(2 * num_tokens * per_token, 64 << 20)
-
-
 @contextlib.contextmanager
-def _environment(plan: Plan) -> Iterator[None]:
+def vllm_environment(plan: Plan) -> Iterator[None]:
     """vLLM's switches that exist only as environment variables, while it starts."""
-    ranks = plan.settings.tensor_parallel_size
-    wanted = {
+    wanted = environment(plan) | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if plan.in_process else "1",
         "VLLM_LOGGING_LEVEL": plan.settings.log_level,
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    if plan.max_model_len > plan.spec.max_position_embeddings:
-        # One position beyond the last sample's: it is never computed, but vLLM counts it.
-        wanted["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
-    if plan.way == "worker":
-        wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the V2 runner keeps no input_batch to match rows by
-    if ranks > 1 and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = _cores_of_ranks(ranks)
     before = {key: os.environ.get(key) for key in wanted}
     os.environ.update(wanted)
     try:
@@ -260,13 +191,7 @@ def _environment(plan: Plan) -> Iterator[None]:
                 os.environ[key] = value
 
 
-def _cores_of_ranks(ranks: int) -> str:
-    """Give each rank its share of the cores, as vLLM's CPU build wants it: ``0,1|2,3``."""
-    cores = sorted(os.sched_getaffinity(0))
-    shares = [cores[rank::ranks] or [cores[rank % len(cores)]] for rank in range(ranks)]
-    return "|".join(",".join(map(str, share)) for share in shares)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # A refused configuration says why on the line below.
+    return " ".join(line.strip() for line in lines[: 2 if "validation error" in lines[0] else 1])

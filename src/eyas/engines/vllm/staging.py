@@ -1,6 +1,9 @@
 """Files through which worker processes hand states over: complete or absent, with a checksum or a reason."""
 
 import json
+import os
+import shutil
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -11,6 +14,46 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.errors import ContractError
 from eyas.tensorfile import checksum, write_tensors
+
+# Keys of a request's extra arguments: the name of its file, and whether every rank checksums its states.
+NAME_KEY = "eyas_file"
+WITNESS_KEY = "eyas_witness"
+# Files of requests whose states every rank checksums are called so; the connector sees no more than a name.
+WITNESS_PREFIX = "witness-"
+# Where the connector's replies say what engine it runs in.
+FACTS_KEY = "eyas"
+
+
+def staging_base(num_bytes: int) -> Path:
+    """Return where states are staged: in memory where there is room, else in the temporary folder."""
+    shm = Path("/dev/shm")
+    roomy = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 2 * num_bytes
+    return shm if roomy else Path(tempfile.gettempdir())
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process of this machine has that id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A prompt that an engine has computed: where its states will be, and its own next token.
+
+    ``path`` is None when the engine names no file, ``logprob`` when it was not asked for.
+    """
+
+    name: str
+    path: Path | None
+    reason: str
+    token: int | None
+    logprob: float | None
 
 
 @dataclass(frozen=True)

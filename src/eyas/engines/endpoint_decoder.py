@@ -1,0 +1,67 @@
+"""A running server as a decoder: requests timed, its counters read over HTTP."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from eyas.engines.base import Prompt, Sampling
+from eyas.engines.counters import SpecCounters, from_prometheus
+from eyas.engines.endpoint import EndpointEngine
+from eyas.engines.served import Served
+from eyas.errors import EyasError, UserError
+from eyas.types import Completion, Failure
+
+
+class EndpointDecoder:
+    """``url`` ends in ``/v1``; ``/metrics`` lies beside it, as vLLM and SGLang have it."""
+
+    def __init__(self, engine: EndpointEngine) -> None:
+        self.engine = _Timed.of(engine)
+        self.metrics_url = engine.url.removesuffix("/v1") + "/metrics"
+        self.counters()  # a server without them is refused before anything is measured
+
+    def answer(self, prompts: Sequence[Prompt], concurrency: int, sampling: Sampling) -> Served:
+        self.engine.concurrency, self.engine.latencies_s = concurrency, []
+        served = Served()
+        started = time.perf_counter()
+        for item in self.engine.generate(prompts, sampling):
+            if isinstance(item, Failure):
+                raise EyasError(f"the server gave no answer to {item.sample_id}: {item.reason}")
+            served.answers[item.prompt_id] = item
+        served.seconds = time.perf_counter() - started
+        served.latencies_s = self.engine.latencies_s
+        return served
+
+    def counters(self) -> SpecCounters:
+        try:
+            reply = httpx.get(self.metrics_url, timeout=30, follow_redirects=True)
+            reply.raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UserError(
+                f"{self.metrics_url} does not answer: {type(error).__name__} {error}",
+                hint="vLLM shows its counters there; SGLang does when started with --enable-metrics",
+            ) from None
+        return from_prometheus(reply.text)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class _Timed(EndpointEngine):
+    """Notes how long each answer took, retries included."""
+
+    latencies_s: list[float]
+
+    @classmethod
+    def of(cls, engine: EndpointEngine) -> "_Timed":
+        timed = cls.__new__(cls)
+        timed.__dict__ |= vars(engine) | {"latencies_s": []}
+        return timed
+
+    async def _answer(self, client: Any, prompt: Prompt, sampling: Sampling) -> Completion | Failure:
+        started = time.perf_counter()
+        answer = await super()._answer(client, prompt, sampling)
+        self.latencies_s.append(time.perf_counter() - started)
+        return answer

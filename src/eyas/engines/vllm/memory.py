@@ -1,0 +1,113 @@
+"""Whether a target fits before it is loaded: from its safetensors headers and its shape alone."""
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas.engines.vllm.arguments import Plan, cache_bytes
+from eyas.engines.vllm.versions import is_cpu_build
+from eyas.errors import UserError
+
+_FLOATS = {"F64", "F32", "BF16", "F16"}
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_SETTLE_S = 10.0  # an engine that was just ended may still hold its memory
+
+
+@dataclass(frozen=True)
+class Device:
+    """Memory of one GPU, in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuse what cannot fit, by a rough estimate that leaves out what is computed on the way.
+
+    Raises: UserError when weights and the cache of one longest sample are more than there is.
+    """
+    ranks = plan.settings.tensor_parallel_size
+    weights = weight_bytes(plan.folder, plan.spec.dtype)
+    if is_cpu_build():
+        needed, available = weights + cache_bytes(plan), available_bytes()
+        if needed > available:
+            raise UserError(
+                f"{plan.spec.model} needs about {_gib(weights)} for its weights and "
+                f"{_gib(needed - weights)} for its cache; {_gib(available)} of memory are available",
+                hint="free memory, or set a smaller data.max_length or extract.batch_tokens",
+            )
+        return
+    on_each = weights // ranks + _sample_bytes(plan) // ranks
+    share = plan.settings.gpu_memory_utilization
+    for device in gpus()[:ranks]:
+        given = int(share * device.total)
+        if on_each > given:
+            raise UserError(
+                f"{plan.spec.model} needs about {_gib(on_each)} on each of {ranks} GPUs, {device.name} gives "
+                f"{_gib(given)} of {_gib(device.total)} (vllm.gpu_memory_utilization={share})",
+                hint="set a larger vllm.tensor_parallel_size",
+            )
+    deadline = time.monotonic() + _SETTLE_S
+    while full := [d for d in gpus()[:ranks] if share * d.total > d.free]:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{full[0].name} has {_gib(full[0].free)} free of {_gib(full[0].total)}, less than "
+                f"vllm.gpu_memory_utilization={share} of it",
+                hint="end what holds the rest (nvidia-smi shows it), choose other GPUs with "
+                f"CUDA_VISIBLE_DEVICES, or set vllm.gpu_memory_utilization="
+                f"{int(100 * full[0].free / full[0].total) / 100}",
+            )
+        time.sleep(0.5)
+
+
+def weight_bytes(folder: Path, dtype: str) -> int:
+    """Return what the weights take once loaded: floats as ``dtype``, quantized tensors as they are stored."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as f:
+            header: dict[str, Any] = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            start, end = tensor["data_offsets"]
+            width = {"F64": 8, "F32": 4}.get(tensor["dtype"], 2)
+            total += (end - start) // width * _ITEMSIZE[dtype] if tensor["dtype"] in _FLOATS else end - start
+    return total
+
+
+def _sample_bytes(plan: Plan) -> int:
+    """Return what the longest sample takes in the cache, its states included."""
+    spec = plan.spec
+    cache = 2 * spec.num_layers * spec.num_key_value_heads * spec.head_dim * _ITEMSIZE[spec.dtype]
+    return plan.max_model_len * (cache + (plan.bytes_per_token if plan.way == "native" else 0))
+
+
+def available_bytes() -> int:
+    """Return the memory that programs can still have."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def gpus() -> list[Device]:
+    """Return the visible GPUs, or none where nvidia-smi cannot say; no CUDA context is made for it."""
+    command = ["nvidia-smi", "--query-gpu=index,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        done = subprocess.run(
+            [*command, *(["-i", visible] if visible else [])], capture_output=True, text=True, timeout=30
+        )
+        rows = [[int(word) for word in line.split(",")] for line in done.stdout.splitlines()]
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return []
+    return [Device(f"GPU {index}", total << 20, free << 20) for index, total, free in rows]
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"

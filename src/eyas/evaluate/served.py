@@ -1,0 +1,113 @@
+"""What measurements of a served draft say: whether they agree with the prediction, and what to serve with."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_TOLERANCE = 0.03  # relative, of acceptance lengths of the same text
+_GAIN = 1.02  # a speed-up below this is noise
+
+
+@dataclass(frozen=True)
+class ServingPoint:
+    """One run over all prompts. K = 0 is the target alone; lengths are (low, high) bounds."""
+
+    num_draft_tokens: int
+    temperature: float
+    concurrency: int
+    num_prompts: int
+    num_tokens: int
+    tokens_per_s: float
+    latency_s: float  # median of a request
+    latency_p95_s: float
+    first_token_s: float | None  # median; an endpoint that does not stream cannot tell
+    acceptance_length: tuple[float, float] | None
+    acceptance_rates: list[float] | None
+    speed_up: float | None = None
+
+
+def same_length(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether two acceptance lengths, each known to lie within bounds, may agree within 3 %.
+
+    Without rounds, where no answer needed one, both are NaN.
+    """
+    if math.isnan(one[0]) or math.isnan(other[0]):
+        return math.isnan(one[0]) and math.isnan(other[0])
+    return one[0] <= other[1] * (1 + _TOLERANCE) and other[0] <= one[1] * (1 + _TOLERANCE)
+
+
+def diagnose(
+    served: tuple[float, float], predicted: float, in_process: float | None, same_text: bool | None
+) -> list[str]:
+    """Return the contracts that the lengths of one text contradict; none when all agree.
+
+    ``same_text`` is whether the engine's target alone wrote what the one in this process did.
+    """
+    found = []
+    if in_process is not None and not same_length((in_process, in_process), (predicted, predicted)):
+        found.append(
+            f"states: decoding in this process gives {in_process:.3f}, the stored states predict "
+            f"{predicted:.3f}: they are not what the target computes on these prompts"
+        )
+    if same_text is False:
+        found.append(
+            "target: the engine alone writes other text than the target in this process: another dtype, "
+            "other weights, or other prompt tokens"
+        )
+    reference = predicted if in_process is None else in_process
+    if not same_length(served, (reference, reference)):
+        found.append(
+            f"export: the engine gets {served[0]:.3f} to {served[1]:.3f}, eyas {reference:.3f}: it computes "
+            "another draft (layer ids, norms, rotary positions, d2t) or feeds it other states"
+        )
+    return found
+
+
+def with_speed_up(points: Sequence[ServingPoint]) -> list[ServingPoint]:
+    """Return the points, those with a draft compared with the target alone under the same conditions."""
+    alone = {(p.temperature, p.concurrency): p.tokens_per_s for p in points if not p.num_draft_tokens}
+    out = []
+    for p in points:
+        base = alone.get((p.temperature, p.concurrency)) if p.num_draft_tokens else None
+        values = vars(p) | {"speed_up": p.tokens_per_s / base if base else None}
+        out.append(ServingPoint(**values))
+    return out
+
+
+def recommend(points: Sequence[ServingPoint]) -> str:
+    """Say which K to serve with and up to which concurrency, at the first temperature that was measured."""
+    drafted = [p for p in points if p.speed_up is not None]
+    if not drafted:
+        return "the target alone was not measured: no recommendation"
+    drafted = [p for p in drafted if p.temperature == drafted[0].temperature]
+    best: dict[int, ServingPoint] = {}
+    for p in drafted:
+        assert p.speed_up is not None
+        if p.concurrency not in best or p.speed_up > (best[p.concurrency].speed_up or 0):
+            best[p.concurrency] = p
+    pays = [c for c in sorted(best) if (best[c].speed_up or 0) >= _GAIN]
+    if not pays:
+        top = max(drafted, key=lambda p: p.speed_up or 0)
+        return (
+            f"do not serve this draft here: at best it makes the target {top.speed_up:.2f} times as fast "
+            f"(K = {top.num_draft_tokens}, {top.concurrency} requests at a time)"
+        )
+    by_k = _gains(drafted)
+    k = max(by_k, key=lambda n: by_k[n])
+    own = {p.concurrency: p.speed_up or 0 for p in drafted if p.num_draft_tokens == k}
+    upto = [c for c in sorted(own) if own[c] >= _GAIN]
+    text = f"serve with K = {k}: {own[upto[0]]:.2f} times as fast at {upto[0]} request(s) at a time"
+    if len(upto) > 1:
+        text += f", {own[upto[-1]]:.2f} times at {upto[-1]}"
+    beyond = [c for c in sorted(own) if c > upto[-1]]
+    text += f"; from {beyond[0]} on it no longer pays" if beyond else "; it pays wherever it was measured"
+    others = sorted({best[c].num_draft_tokens for c in pays} - {k})
+    return f"{text} (best elsewhere: K = {', '.join(map(str, others))})" if others else text
+
+
+def _gains(points: Sequence[ServingPoint]) -> Mapping[int, float]:
+    """Return each K's mean speed-up; where it does not pay one would switch it off, which counts as 1."""
+    sums: dict[int, list[float]] = {}
+    for p in points:
+        sums.setdefault(p.num_draft_tokens, []).append(max(1.0, p.speed_up or 0))
+    return {k: sum(values) / len(values) for k, values in sums.items()}

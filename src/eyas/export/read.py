@@ -1,0 +1,178 @@
+"""Reads EAGLE-3 drafts as they are published: native names, ``midlayer.*``, and the speculators format.
+
+Whatever this draft does not compute is refused by name; nothing is read past in silence.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from eyas.draft.base import DraftConfig
+from eyas.draft.eagle3 import Eagle3Draft
+from eyas.errors import ContractError, UserError
+from eyas.files import read_json
+from eyas.layer_ids import from_output_of
+
+# What engines take when a configuration says nothing.
+_MISSING = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+_REFUSED = {
+    "norm_before_residual": "adds the normed state to attention's output",
+    "norm_before_fc": "norms all aux layers as one",
+    "attention_bias": "has biases in its attention",
+    "mlp_bias": "has biases in its MLP",
+    "quantization_config": "is quantised",
+    "parallel_drafting": "drafts all its tokens at once",
+}
+_UPPER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight$")
+
+
+@dataclass(frozen=True)
+class StoredDraft:
+    """A draft's folder, read. ``tensors`` are by Eagle3Draft's names; target_ids [W].
+
+    ``aux_layer_ids`` are ours (stream after L layers), None where the folder does not name them and engines
+    take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config`` its JSON.
+    """
+
+    shape: DraftConfig
+    aux_layer_ids: tuple[int, ...] | None
+    target_ids: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+    embedding: torch.Tensor | None
+    config: dict[str, Any]
+
+
+def read_draft(folder: Path) -> StoredDraft:
+    """Read a folder whole.
+
+    Raises: UserError for a folder that is no draft, is damaged, or of a kind that eyas does not compute;
+    ContractError for unknown or missing tensors, as vLLM does.
+    """
+    config = read_config(folder)
+    tensors = {_own_name(name): tensor for name, tensor in _read_tensors(folder).items()}
+    inside = config.get("transformer_layer_config") or config
+    d2t = tensors.pop("d2t", None)
+    tensors.pop("t2d", None)
+    for name in [n for n in tensors if _UPPER_HIDDEN_NORM.search(n)]:
+        tensors.pop(name)  # SGLang's name of what input_layernorm is to vLLM
+    if "fc.weight" not in tensors:
+        raise ContractError(f"{folder} has unknown or missing tensors: ['fc.weight']")
+    shape = _shape(config, inside, tensors)
+    embedding = None if shape.has_own_embedding else tensors.pop("embed_tokens.weight", None)
+    if d2t is None and shape.vocab_size != shape.target_vocab_size:
+        raise UserError(
+            f"{folder} drafts {shape.vocab_size} of {shape.target_vocab_size} ids but has no d2t",
+            hint="the folder is incomplete; download it again",
+        )
+    offsets = torch.zeros(shape.vocab_size, dtype=torch.long) if d2t is None else d2t.long()
+    target_ids = torch.arange(len(offsets)) + offsets
+    check_names(folder, shape, tensors)
+    return StoredDraft(shape, _aux_layer_ids(config), target_ids, tensors, embedding, config)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read a draft's config.json. Raises: UserError when it is not there, damaged, or of another kind."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no draft: it has no config.json", hint="name what eyas export wrote")
+    try:
+        config: dict[str, Any] = read_json(path)
+    except ValueError:
+        raise UserError(f"{path} is damaged", hint="export again, or copy the folder again") from None
+    names = [str(name) for name in config.get("architectures") or ()]
+    if config.get("speculators_model_type", "eagle3") != "eagle3" or not (
+        config.get("speculators_model_type") or any("Eagle3" in n or "EAGLE3" in n for n in names)
+    ):
+        raise UserError(
+            f"{folder} is no EAGLE-3 draft: its config.json names {', '.join(names) or 'no kind'}"
+        )
+    inside = config.get("transformer_layer_config") or {}
+    for key, what in _REFUSED.items():
+        # In the speculators format a missing norm_before_residual means that it does.
+        implied = key == "norm_before_residual" and bool(inside)
+        if config.get(key, inside.get(key, implied)):
+            raise UserError(
+                f"the draft in {folder} {what} ({key}), which eyas does not compute",
+                hint="train one from the target instead: leave draft.init_from out",
+            )
+    return config
+
+
+def check_names(folder: Path, shape: DraftConfig, tensors: Mapping[str, Any]) -> None:
+    """Compare names and shapes with what the configuration asks for. Raises: ContractError."""
+    with torch.device("meta"):
+        wanted = {name: tuple(p.shape) for name, p in Eagle3Draft(shape).trainable().items()}
+    if set(wanted) != set(tensors):
+        raise ContractError(
+            f"{folder} has unknown or missing tensors: {sorted(set(wanted) ^ set(tensors))}",
+            hint="the folder is damaged or of another kind; export or download it again",
+        )
+    for name, expected in wanted.items():
+        if tuple(tensors[name].shape) != expected:
+            raise ContractError(
+                f"{folder}: {name} is {tuple(tensors[name].shape)}, its config.json asks for {expected}"
+            )
+
+
+def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} holds no *.safetensors weights", hint="copy or download the draft again")
+    tensors: dict[str, torch.Tensor] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+                    if name in tensors:
+                        raise ContractError(f"{folder} holds {name} twice")
+                    tensors[name] = file.get_tensor(name)
+        except SafetensorError as error:
+            raise UserError(f"{path} is damaged: {error}", hint="export, copy or download it again") from None
+    return tensors
+
+
+def _own_name(name: str) -> str:
+    """Return this draft's name of a tensor; SafeAILab and SpecForge call the only layer midlayer."""
+    return name.replace("midlayer.", "layers.0.")
+
+
+def _shape(
+    config: Mapping[str, Any], inside: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> DraftConfig:
+    width, heads = int(inside["hidden_size"]), int(inside["num_attention_heads"])
+    target_width = config.get("target_hidden_size") or width
+    if inside.get("num_hidden_layers", 1) != 1:
+        raise UserError(f"the draft has {inside['num_hidden_layers']} layers, eyas takes one")
+    rope = dict(inside.get("rope_parameters") or inside.get("rope_scaling") or {})
+    if "type" in rope:
+        rope["rope_type"] = rope.pop("type")
+    rope = {"rope_type": "default", "rope_theta": float(inside.get("rope_theta", 10000.0)), **rope}
+    return DraftConfig(
+        hidden_size=width,
+        target_hidden_size=target_width,
+        num_aux_layers=tensors["fc.weight"].shape[1] // target_width,
+        vocab_size=config.get("draft_vocab_size") or inside.get("draft_vocab_size") or inside["vocab_size"],
+        target_vocab_size=inside["vocab_size"],
+        intermediate_size=inside["intermediate_size"],
+        num_attention_heads=heads,
+        num_key_value_heads=inside.get("num_key_value_heads") or heads,
+        head_dim=inside.get("head_dim") or width // heads,
+        rms_norm_eps=inside.get("rms_norm_eps", _MISSING["rms_norm_eps"]),
+        max_position_embeddings=inside.get("max_position_embeddings", _MISSING["max_position_embeddings"]),
+        rope_parameters=rope,
+        fc_norm=bool(config.get("fc_norm", inside.get("fc_norm", False))),
+        norm_output=bool(config.get("norm_output", inside.get("norm_output", False))),
+    )
+
+
+def _aux_layer_ids(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    top = config.get("eagle_aux_hidden_state_layer_ids")
+    if top:
+        return tuple(top)
+    nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    return from_output_of(nested) if nested else None

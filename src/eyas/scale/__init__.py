@@ -1,0 +1,1 @@
+"""Work that is spread over processes and machines by Ray."""

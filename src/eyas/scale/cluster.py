@@ -1,0 +1,67 @@
+"""The Ray cluster of a run: started in this process's machine, or joined; looked at before work starts."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from eyas.config.schema import FleetSettings
+from eyas.errors import UserError
+
+
+@contextmanager
+def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
+    """Join the cluster at ``address``, or start one on this machine with at least ``num_cpus`` slots.
+
+    One that is connected already is used and left as it is.
+    Raises: UserError when Ray is not installed or nobody answers.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("Ray is not installed", hint="pip install 'eyas[ray]'")
+    # Read when Ray is first imported: it would report to its makers otherwise.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+    try:
+        if address is None:
+            ray.init(num_cpus=max(num_cpus, os.cpu_count() or 1), **quiet)
+        else:
+            ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    except ConnectionError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}",
+            hint="start one there (ray start --head), or leave ray.address out to use this machine alone",
+        ) from None
+    except RuntimeError as error:
+        # Ray compares its own and Python's versions, and says which differ.
+        raise UserError(
+            f"cannot join the Ray cluster at {address}: {' '.join(str(error).split())}",
+            hint="every machine needs the same versions of Python and Ray",
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_room(fleet: FleetSettings) -> None:
+    """Raises: UserError when the cluster's machines cannot hold the fleet, whatever else they do."""
+    import ray
+
+    wanted = {"CPU": 1.0, "GPU": float(fleet.gpus_per_replica)}
+    nodes = {n["NodeManagerHostname"] + n["NodeID"][:4]: n["Resources"] for n in ray.nodes() if n["Alive"]}
+    fitting = {
+        name: int(min(has.get(key, 0.0) // amount for key, amount in wanted.items() if amount))
+        for name, has in nodes.items()
+    }
+    if sum(fitting.values()) < fleet.replicas:
+        has = ", ".join(f"{has.get('GPU', 0):.0f} on {name}" for name, has in nodes.items())
+        raise UserError(
+            f"{fleet.replicas} replicas of {fleet.gpus_per_replica} GPUs were asked for, "
+            f"{sum(fitting.values())} fit the cluster (GPUs: {has})",
+            hint=f"set extract.fleet.replicas={max(1, sum(fitting.values()))} or add machines",
+        )

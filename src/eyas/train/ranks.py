@@ -1,0 +1,140 @@
+"""The processes that train one draft together: who they are, and their sums.
+
+Every rank holds the whole draft and makes the gradients of its own micro-batches; sums over all ranks, taken
+once a step, make them the gradients of the global batch. A sum that is started early runs beside what the
+device still computes.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from eyas.errors import ContractError, EyasError, UserError
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class Ranks:
+    """This process among ``size``; alone, nothing is ever sent."""
+
+    rank: int = 0
+    size: int = 1
+    _started: list[Any] = field(default_factory=list, repr=False)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.rank == 0
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Replace ``tensor`` by its sum over the ranks; on a GPU, the stream waits and the host does not."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+
+    def start_adding_up(self, tensor: torch.Tensor) -> None:
+        """Start what ``add_up`` does; ``tensor`` must be left alone until ``finish_adding_up``."""
+        if self.size > 1:
+            self._started.append(dist.all_reduce(tensor, async_op=True))
+
+    def finish_adding_up(self) -> None:
+        for work in self._started:
+            work.wait()
+        self._started.clear()
+
+    def on_first(self, work: Callable[[], Value]) -> Value:
+        """Do ``work`` on rank 0 and return what it returned on every rank, once it is done.
+
+        An error of it is raised there; the other ranks leave with its exit code and say nothing.
+        """
+        if self.size == 1:
+            return work()
+        error: BaseException | None = None
+        told: list[Any] = [None, 0]
+        if self.is_first:
+            try:
+                told[0] = work()
+            except Exception as raised:
+                error, told[1] = raised, getattr(raised, "exit_code", EyasError.exit_code)
+        dist.broadcast_object_list(told, src=0)
+        if error is not None:
+            raise error
+        if told[1]:
+            raise SystemExit(told[1])
+        value: Value = told[0]
+        return value
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return every rank's ``value``, by rank."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def check_same(self, what: str, value: Any, hint: str) -> None:
+        """Raises: ContractError where rank 0's value is not this rank's."""
+        for rank, (host, other) in enumerate(first := self.gather((platform.node(), value))):
+            if other != first[0][1]:
+                raise ContractError(
+                    f"{what}: {first[0][1]} on rank 0 ({first[0][0]}), {other} on rank {rank} ({host})",
+                    hint=hint,
+                )
+
+
+def join_ranks(device: str) -> Ranks:
+    """Return this process's place among those that torchrun started with it, connected; else alone.
+
+    ``device`` is cuda or cpu. On a GPU machine each process takes the GPU of its local rank.
+    Raises: UserError for fewer GPUs than processes.
+    """
+    if not dist.is_torchelastic_launched():
+        return Ranks()
+    local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if device == "cuda":
+        check_gpus(size)
+        torch.cuda.set_device(local)
+    if not dist.is_initialized():
+        if device == "cuda":
+            dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+        else:
+            dist.init_process_group("gloo")
+    return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def leave_ranks() -> None:
+    """Disconnect, so that the others notice neither late nor by a timeout."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def check_gpus(wanted: int) -> None:
+    """Raises: UserError when this machine has fewer GPUs than processes are to be started on it."""
+    found = torch.cuda.device_count()
+    if wanted > found:
+        raise UserError(
+            f"{wanted} processes were asked for on this machine, which has {found} GPUs",
+            hint=f"set train.num_gpus={found} (torchrun: --nproc-per-node {found})",
+        )
+
+
+def share_of(step: Sequence[Sequence[int]], costs: Sequence[float], ranks: Ranks) -> list[Sequence[int]]:
+    """Return the micro-batches of one step that this rank computes, so that ranks finish together.
+
+    ``costs`` are those of the step's micro-batches. The dearest go out first, each to the rank with the
+    least to do among those that still have a place: all ranks get equally many, or one fewer.
+    """
+    if ranks.size == 1:
+        return list(step)
+    places = -(-len(step) // ranks.size)
+    load = [0.0] * ranks.size
+    shares: list[list[int]] = [[] for _ in range(ranks.size)]
+    for i in sorted(range(len(step)), key=lambda i: -costs[i]):
+        rank = min((r for r in range(ranks.size) if len(shares[r]) < places), key=lambda r: (load[r], r))
+        shares[rank].append(i)
+        load[rank] += costs[i]
+    return [step[i] for i in shares[ranks.rank]]

@@ -1,0 +1,123 @@
+"""Several ranks train what one process trains."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eyas.config.schema import TrainSettings
+from eyas.data.pack import pack
+from eyas.errors import ContractError, UserError
+from eyas.train.ranks import Ranks, share_of
+from eyas.train.schedule import check_ranks, plan_steps
+from rank_cases import run_ranks, train_together
+
+
+def differs(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the largest difference of a weight."""
+    return max(float((one["weights"][n] - other["weights"][n]).abs().max()) for n in one["weights"])
+
+
+@pytest.mark.parametrize("written_out", [False, True], ids=["autograd", "written-out"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_train_what_one_process_trains_on_the_same_global_batches(
+    tmp_path: Path, size: int, written_out: bool
+) -> None:
+    alone = train_together(Ranks(), tmp_path / "alone", written_out, None)
+    together = run_ranks(size, tmp_path / "meet", train_together, tmp_path / "together", written_out, None)
+    for result in together:
+        assert differs(result, alone) < 1e-5
+        assert differs(result, together[0]) == 0
+        assert result["num_batches"] == alone["num_batches"]
+        for row, expected in zip(result["history"], alone["history"], strict=True):
+            assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert row.get("grad_norm", 0) == pytest.approx(expected.get("grad_norm", 0), rel=1e-4)
+            assert row.get("acceptance_length") == expected.get("acceptance_length")
+    # A step that is not full leaves some ranks with nothing to compute, and none behind.
+    shares = np.array([result["shares"] for result in together])
+    assert (shares.max(0) - shares.min(0) <= 1).all()
+    assert shares.sum() == sum(alone["shares"])
+
+
+def test_another_number_of_ranks_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    alone = train_together(Ranks(), tmp_path / "alone", False, None)
+    root = tmp_path / "run"
+    run_ranks(4, tmp_path / "four", train_together, root, False, 3)
+    run_ranks(2, tmp_path / "two", train_together, root, False, 2)
+    last = train_together(Ranks(), root, False, None)
+    assert differs(last, alone) < 1e-5
+    taken = [row["step"] for row in last["history"] if "grad_norm" in row]
+    assert taken == list(range(1, last["num_batches"] + 1))
+
+
+def test_ranks_skip_the_same_step_and_name_all_its_samples(tmp_path: Path) -> None:
+    results = run_ranks(2, tmp_path / "meet", train_together, tmp_path / "run", True, None, (5,))
+    skipped = [[row for row in r["history"] if row.get("taken") is False] for r in results]
+    assert skipped[0] == skipped[1]
+    assert len(skipped[0]) == 2  # once an epoch
+    assert all("s5" in row["sample_ids"] for row in skipped[0])
+    assert differs(results[0], results[1]) == 0
+    assert all(torch.isfinite(w).all() for w in results[0]["weights"].values())
+
+
+def unequal(ranks: Ranks) -> str:
+    try:
+        ranks.check_same("versions", ranks.rank > 0, hint="the same everywhere")
+    except ContractError as error:
+        return error.what
+    return ""
+
+
+def fail_on_first(ranks: Ranks) -> Any:
+    def work() -> None:
+        raise UserError("the disk is full")
+
+    try:
+        ranks.on_first(work)
+    except UserError as error:
+        return error.what
+    except SystemExit as error:
+        return error.code
+
+
+def test_ranks_refuse_to_differ_and_an_error_of_the_first_ends_all(tmp_path: Path) -> None:
+    found = run_ranks(2, tmp_path / "differ", unequal)
+    assert found[0] == found[1]
+    assert found[0].startswith("versions: False on rank 0")
+    assert run_ranks(2, tmp_path / "fail", fail_on_first) == ["the disk is full", 2]
+
+
+def test_a_step_that_the_gpus_cannot_share_equally_is_refused_with_the_number_that_fits() -> None:
+    check_ranks(TrainSettings(micro_batches=4), 2)
+    with pytest.raises(UserError) as caught:
+        check_ranks(TrainSettings(micro_batches=6), 4)
+    assert "train.micro_batches=8" in str(caught.value.hint)
+
+
+def test_the_batches_of_a_step_cost_about_the_same_and_each_sample_comes_once_an_epoch() -> None:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(50, 1000, 4000)
+    costs = lengths * generator.beta(2, 2, 4000)
+    settings = TrainSettings(num_epochs=1, batch_tokens=4096, micro_batches=8)
+    steps = plan_steps(lengths.tolist(), costs, settings, seed=0)
+    assert sorted(i for step in steps for p in step for i in p) == list(range(4000))
+
+    def waiting(steps: list[list[list[int]]]) -> float:
+        """Return the share of their time that eight ranks wait for the slowest."""
+        full = [s for s in steps if len(s) == 8]
+        loads = np.array([[costs[p].sum() for p in s] for s in full])
+        return float(1 - loads.sum() / (loads.max(1).sum() * 8))
+
+    groups = pack(lengths.tolist(), 4096, 0)
+    as_packed = [groups[i : i + 8] for i in range(0, len(groups), 8)]
+    assert waiting(steps) < 0.02
+    assert waiting(as_packed) > 0.2
+
+
+def test_dearer_batches_are_dealt_to_ranks_with_less_to_do() -> None:
+    step = [[i] for i in range(4)]
+    costs = [10.0, 1.0, 9.0, 2.0]
+    shares = [share_of(step, costs, Ranks(r, 2)) for r in range(2)]
+    assert shares == [[[0], [1]], [[2], [3]]]

@@ -1,0 +1,189 @@
+"""The draft measured where it serves: vLLM's engine, vLLM's server started by eyas, a server like SGLang."""
+
+import csv
+import functools
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eyas.config.load import load_config
+from eyas.stages.context import RunContext
+from metrics_server import SGLangServer
+from pipeline import eyas, write_run
+from tiny import write_jsonl
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("vllm")]
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Path:
+    """A run that is done but for its evaluation."""
+    root = tmp_path_factory.mktemp("run")
+    path = write_run(
+        root,
+        tiny_target,
+        train={"num_epochs": 6, "learning_rate": 4e-3},
+        evaluate={"num_prompts": 4, "max_new_tokens": 16, "concurrency": [1, 4]},
+    )
+    for stage in ("prepare", "regenerate", "extract", "train", "export"):
+        screen = eyas(stage, "-c", path)
+        assert screen.code == 0, screen.err
+    return path
+
+
+def report_of(run_file: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((run_file.parent / "run" / "evaluation" / "report.json").read_text())
+    return report
+
+
+@needs_vllm
+def test_vllm_agrees_with_prediction_and_decoding_here(
+    tmp_path: Path, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eyas.engines.vllm import decoder
+
+    monkeypatch.setattr(
+        decoder, "VllmDecoder", functools.partial(decoder.VllmDecoder, in_process=True)
+    )  # a process less
+    turns = [["the quick fox", "and then?"], ["a lazy dog"], ["users ask"]]
+    rows = [{"suite": "s", "id": str(i), "category": "ab"[i % 2], "turns": t} for i, t in enumerate(turns)]
+    bench = write_jsonl(tmp_path / "bench.jsonl", rows)
+    screen = eyas("run", "-c", run_file, "evaluate.engine=vllm", f"evaluate.benchmarks=[{bench}]", "--fresh")
+    assert screen.code == 0, screen.err
+    report = report_of(run_file)
+    served = report["served"]
+
+    assert served["agreement"]["broken"] == []
+    low, high = served["agreement"]["served"]
+    assert low <= report["acceptance"] <= high
+    assert report["predicted"] == report["acceptance"]
+    assert served["num_prompts"] == 4 + 4  # two of them turns of one dialogue
+    assert served["lossless"] == {"compared": 16, "identical_held_out": 4, "differences": []}
+    kinds = [(p["num_draft_tokens"], p["concurrency"]) for p in served["points"]]
+    assert kinds == [(0, 1), (0, 4), (2, 1), (2, 4)]
+    assert [p["speed_up"] is None for p in served["points"]] == [True, True, False, False]
+    groups = {(c["suite"], c["category"]): c["num_prompts"] for c in served["categories"]}
+    assert groups == {("held out", "all"): 4, ("s", "a"): 3, ("s", "b"): 1}
+
+    folder = run_file.parent / "run" / "evaluation"
+    table = list(csv.DictReader((folder / "serving.csv").open()))
+    assert [float(row["tokens_per_s"]) for row in table] == [p["tokens_per_s"] for p in served["points"]]
+    assert {"acceptance_length_low", "acceptance_rate_1", "acceptance_rate_2"} <= set(table[0])
+    assert len(list(csv.DictReader((folder / "categories.csv").open()))) == 3
+    page = (run_file.parent / "run" / "report.html").read_text()
+    assert "In the engine" in page
+    assert "Speed-up over the target alone" in page
+    assert served["recommendation"] in screen.err
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def server(run_file: Path) -> Iterator[str]:
+    """``eyas serve`` with the run's draft, ready to answer."""
+    port = free_port()
+    words = ["-k", "2", "--port", str(port), "--max-model-len", "128", "--enforce-eager"]
+    words += ["--kv-cache-memory-bytes", str(1 << 26), "--max-num-seqs", "8"]
+    command = [sys.executable, "-m", "eyas", "serve", str(run_file.parent / "run" / "draft"), *words]
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    log = (run_file.parent / "server.log").open("w")
+    process = subprocess.Popen(
+        command, env=os.environ | quiet, stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        for _ in range(200):
+            time.sleep(1)
+            assert process.poll() is None, Path(log.name).read_text()[-3000:]
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").is_success:
+                    break
+            except httpx.TransportError:
+                continue
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+        log.close()
+
+
+@needs_vllm
+def test_the_server_that_eyas_starts_is_measured_over_http(run_file: Path, server: str) -> None:
+    screen = eyas("evaluate", "-c", run_file, "--endpoint", server, "--fresh")
+    assert screen.code == 0, screen.err
+    report = report_of(run_file)
+    served = report["served"]
+    assert served["agreement"]["broken"] == []
+    low, high = served["agreement"]["served"]
+    assert low <= report["acceptance"] <= high
+    assert served["lossless"]["differences"] == []
+    assert len(served["points"][0]["acceptance_rates"]) == 2
+    assert "no recommendation" in served["recommendation"]
+    screen = eyas("evaluate", "-c", run_file, "--endpoint", server, "--fresh", "evaluate.num_draft_tokens=3")
+    assert screen.code == 2
+    assert "error: the server drafts 2 tokens a round, evaluate.num_draft_tokens is 3" in screen.err
+
+
+def test_a_server_with_sglangs_counters_is_measured_without_decoding_here(run_file: Path) -> None:
+    with SGLangServer(RunContext(load_config(run_file)), 2) as server:
+        screen = eyas(
+            "evaluate", "-c", run_file, "--endpoint", server.url, "--fresh", "evaluate.in_process=false"
+        )
+    assert screen.code == 0, screen.err
+    report = report_of(run_file)
+    low, high = report["served"]["agreement"]["served"]
+    assert low == report["acceptance"]
+    assert low <= report["predicted"] <= high
+    assert report["served"]["points"][0]["acceptance_rates"] is None
+    assert report["plain_tokens_per_s"] is None
+
+
+def test_a_server_that_answers_otherwise_than_the_target_is_found_out(run_file: Path) -> None:
+    def spoil(ids: list[int]) -> list[int]:
+        return [*ids[:2], (ids[2] + 1) % 250 + 3, *ids[3:]] if len(ids) > 3 else ids
+
+    with SGLangServer(RunContext(load_config(run_file)), 2, spoil) as server:
+        screen = eyas("evaluate", "-c", run_file, "--endpoint", server.url, "--fresh")
+    assert screen.code == 1
+    assert "error: the draft changed the answer to" in screen.err
+
+
+def test_a_server_that_counts_nothing_is_refused_before_anything_is_measured(run_file: Path) -> None:
+    with SGLangServer(RunContext(load_config(run_file)), 2) as server:
+        server.metrics = lambda: "vllm:num_requests_running 0.0\n"  # type: ignore[method-assign]
+        screen = eyas(
+            "evaluate", "-c", run_file, "--endpoint", server.url, "--fresh", "evaluate.in_process=false"
+        )
+    assert screen.code == 2
+    assert screen.err.splitlines()[-2] == "error: the server counts no speculative decoding"
+    assert server.generated == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        (["evaluate.in_process=false"], "evaluate.in_process is false and no engine is named"),
+        (["evaluate.benchmarks=[gsm8k]"], "evaluate.benchmarks is measured in an engine that serves"),
+        (["evaluate.further_draft_tokens=[5]"], "evaluate.further_draft_tokens is measured in an engine"),
+    ],
+)
+def test_settings_that_nothing_would_read_are_refused(run_file: Path, settings: list[str], what: str) -> None:
+    screen = eyas("evaluate", "-c", run_file, *settings)
+    assert screen.code == 2
+    assert what in screen.err

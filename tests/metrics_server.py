@@ -1,0 +1,91 @@
+"""A server as eyas sees SGLang: OpenAI completions of token ids, and counters of its own names.
+
+It decodes with the real draft in this process, so its counts are true.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from eyas.evaluate.decode import DraftChain, decode_speculative
+from eyas.export.vllm import load_export
+from eyas.stages.context import RunContext
+from eyas.targets.teacher import read_teacher
+
+
+class SGLangServer:
+    """Serves a finished run's draft; ``spoil`` changes an answer's ids before they are sent."""
+
+    def __init__(self, context: RunContext, num_draft_tokens: int, spoil: Any = None) -> None:
+        teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)
+        self.draft, self.target_ids, _ = load_export(context.folder("export"), teacher.embedding)
+        self.engine = context.make_engine("transformers")
+        self.eos, self.k, self.spoil = context.spec.eos_token_ids, num_draft_tokens, spoil
+        self.lock = threading.Lock()
+        self.verify_calls = self.generated = 0
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def __enter__(self) -> "SGLangServer":
+        self.thread = threading.Thread(target=self.http.serve_forever)
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.http.shutdown()
+        self.thread.join()
+        self.http.server_close()
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        with self.lock:
+            chain = DraftChain(self.draft, self.target_ids)
+            decoded = decode_speculative(
+                self.engine.session(), chain, body["prompt"], self.k, body["max_tokens"], self.eos
+            )
+            assert decoded.acceptance is not None
+            self.verify_calls += decoded.acceptance.num_rounds
+            self.generated += len(decoded.token_ids)
+        ids = self.spoil(decoded.token_ids) if self.spoil else decoded.token_ids
+        reason = "stop" if ids[-1] in self.eos else "length"
+        choice = {"finish_reason": reason, "text": "", "token_ids": ids, "prompt_token_ids": body["prompt"]}
+        return {"choices": [choice]}
+
+    def metrics(self) -> str:
+        return (
+            f'sglang:spec_accept_length{{model_name="m"}} 9.0\n'
+            f'sglang:spec_verify_calls_total{{model_name="m"}} {self.verify_calls}.0\n'
+            f'sglang:generation_tokens_total{{model_name="m"}} {self.generated}.0\n'
+        )
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                models = json.dumps({"data": [{"id": "m"}]})
+                self.answer(server.metrics() if self.path == "/metrics" else models)
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.answer(json.dumps(server.complete(body)))
+
+            def answer(self, text: str) -> None:
+                data = text.encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        return Handler
