@@ -22,7 +22,7 @@ def error(what: str, hint: str) -> str:
 
 CASES: list[tuple[tuple[str, ...], str]] = [
     (("trian",), usage("", "unknown command 'trian'; did you mean 'train'?")),
-    (("serve-it",), usage("", "unknown command 'serve-it'")),
+    (("frobnicate",), usage("", "unknown command 'frobnicate'")),
     (("run", "--frsh"), usage("run", "no such option '--frsh'. Did you mean '--fresh'?")),
     (("run", "-c"), usage("", "option '-c' requires an argument")),
     (("extract", "--tp-size", "two"),
