@@ -4,13 +4,17 @@ BIN := .venv/bin
 # --no-deps: the requirement files are complete, and a resolver could pull a CUDA build of torch.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check docs dist format clean
+.PHONY: demo test test-vllm-versions check docs dist format clean
 
 demo: .venv/demo.done
 	$(BIN)/eyas run -c recipes/smollm2-cpu.yaml
 
 test: .venv/test.done
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Each version in an environment of its own under .venv-vllm, removed after its tests; gigabytes of downloads.
+test-vllm-versions: .venv/test.done
+	$(BIN)/python tests/vllm_matrix.py $(VERSIONS)
 
 check: .venv/test.done
 	$(BIN)/ruff check .
@@ -46,4 +50,4 @@ format: .venv/test.done
 	@touch $@
 
 clean:
-	rm -rf .venv build dist runs site
+	rm -rf .venv .venv-vllm build dist runs site

@@ -11,6 +11,7 @@ import argparse
 import functools
 import itertools
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -43,6 +44,10 @@ SHAPE = {  # Llama-3.1-8B's
 
 def main() -> None:
     options = parse()
+    if options.tp_size == 1:
+        # On a CPU vLLM keeps one core for itself, with a connector two: both shall compute on the same ones.
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     with tempfile.TemporaryDirectory(dir=options.output) as scratch:
         folder = options.model or write_config(Path(scratch) / "shape", options)
         spec = read_spec(folder, options.dtype)

@@ -1,5 +1,9 @@
 """The real vLLM with its workers in processes of their own, two tensor-parallel ranks."""
 
+import contextlib
+import multiprocessing
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,3 +69,25 @@ def test_each_rank_answers_once_and_a_failure_names_its_rank(engine: VllmEngine)
     assert [d["num_layers"] for d in descriptions] == [NUM_LAYERS, NUM_LAYERS]
     with pytest.raises(EyasError, match="no_such failed on rank 0: AttributeError"):
         call_all_ranks(session.llm, 2, dict, "no_such")
+
+
+def test_a_killed_worker_ends_the_capture_with_an_error(engine: VllmEngine) -> None:
+    # The last test here: this engine is gone afterwards.
+    engine._capturing()
+    os.kill(_workers()[-1], signal.SIGKILL)
+    with pytest.raises(EyasError, match="vLLM stopped: ") as error:
+        list(engine.capture(mixed_samples([200] * 40)))
+    assert error.value.hint == "complete shards are kept: run the same command again; its log is above"
+
+
+def _workers() -> list[int]:
+    """Return the ids of the worker processes of this process's vLLM, which its engine process has started."""
+    engines = {process.pid for process in multiprocessing.active_children()}
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent in engines and "Worker" in (entry / "comm").read_text():
+                    found.append(int(entry.name))
+    return sorted(found)

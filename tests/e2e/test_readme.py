@@ -41,7 +41,7 @@ def test_a_command_of_the_readme_succeeds(
 
 
 def test_every_command_that_the_readme_names_exists() -> None:
-    named = set(re.findall(r"`eyas ([a-z]+)", README))
+    named = set(re.findall(r"`eyas ([a-z-]+)", README))
     assert named
     assert named <= set(cli.commands)
 

@@ -36,7 +36,8 @@ class StoredDraft:
     """A draft's folder, read. ``tensors`` are by Eagle3Draft's names; target_ids [W].
 
     ``aux_layer_ids`` are ours (stream after L layers), None where the folder does not name them and engines
-    take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config`` its JSON.
+    take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config``
+    its JSON.
     """
 
     shape: DraftConfig

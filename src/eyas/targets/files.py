@@ -14,7 +14,8 @@ ELSEWHERE = "weights_elsewhere.json"
 class Files(Protocol):
     """What reading single tensors takes of a place; ``where`` names it in messages."""
 
-    where: str
+    @property
+    def where(self) -> str: ...
 
     def weight_files(self) -> list[str]: ...
 
@@ -32,7 +33,7 @@ class LocalFiles:
     folder: Path
 
     @property
-    def where(self) -> str:  # type: ignore[override]
+    def where(self) -> str:
         return str(self.folder)
 
     def weight_files(self) -> list[str]:
