@@ -107,7 +107,9 @@ def test_the_same_command_again_ends_with_the_same_bytes(run: Run, moment: str, 
     run.go_back_before(stage)
     plan = Plan(event, pattern, STRIKES[fault], nth)
     code = in_child(lambda: during(plan, lambda: eyas(stage, "-c", run.run_file).code))
-    assert code == {"kill -9": -9, "SIGINT": 130, "SIGTERM": 130}.get(fault, 1), "the fault did not happen"
+    # A folder that cannot be written at the start is the user's to mend (2), later it is a failure (1).
+    codes = {"kill -9": (-9,), "SIGINT": (130,), "SIGTERM": (130,)}.get(fault, (1, 2))
+    assert code in codes, "the fault did not happen"
     assert_ends_the_same(run, stage)
 
 
