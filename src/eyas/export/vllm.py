@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
@@ -16,6 +15,7 @@ from eyas.errors import ContractError
 from eyas.export.read import read_draft
 from eyas.files import sha256_of_file, write_json
 from eyas.layer_ids import from_output_of, to_sglang
+from eyas.tensorfile import save_tensors
 from eyas.types import TargetSpec, VocabMap
 
 _UPPER_INPUT_NORM = re.compile(r"layers\.[1-9]\d*\.input_layernorm\.weight")
@@ -46,7 +46,7 @@ class VllmExporter:
             in_draft = torch.zeros(spec.vocab_size, dtype=torch.bool)
             in_draft[ids] = True
             tensors["t2d"] = in_draft
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
         self.write_config(folder, draft, spec, vocab)
 
     def write_config(self, folder: Path, draft: Eagle3Draft, spec: TargetSpec, vocab: VocabMap) -> None:

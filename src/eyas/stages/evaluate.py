@@ -21,6 +21,7 @@ from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
 from eyas.stages.examples import examples_of
+from eyas.stages.export import is_whole
 from eyas.stages.served import measure_served, served_figures
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
@@ -38,13 +39,18 @@ def evaluate(context: RunContext) -> None:
     }
     if not begin(context, "evaluate", inputs):
         return
+    if not is_whole(context):
+        raise ContractError(
+            f"{context.folder('export')} is not what was exported and verified",
+            hint="run the same eyas export again; it writes the folder anew",
+        )
     teacher = read_teacher(context.target_folder, context.spec).to(context.device, torch.float32)
     draft, target_ids, config = load_export(context.folder("export"), teacher.embedding)
     if config["eyas"]["target_fingerprint"] != context.spec.fingerprint:
         raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
     draft.to(context.device)
     target_ids = target_ids.to(context.device)
-    states = ShardStore(context.folder("extract") / "held_out")
+    states = context.store("held_out")
     indices = _choose(states, settings.num_prompts, settings.max_new_tokens, context.spec.eos_token_ids)
     prompts = [_prompt(states.sample(index)) for index in indices]
     here = _decode(context, draft, target_ids, prompts) if settings.in_process else None
