@@ -1,4 +1,4 @@
-"""What is replayed from stored states is what decoding accepts, with every norm of EAGLE-3.1, on both paths."""
+"""What is replayed from stored states is what decoding accepts, with the norms of EAGLE-3.1, on both paths."""
 
 from pathlib import Path
 from typing import Any
