@@ -1,4 +1,4 @@
-"""What is replayed from stored states is what decoding accepts, with the norms of EAGLE-3.1, on both paths."""
+"""Replay of stored states is what decoding accepts, with the norms of EAGLE-3.1, on both training paths."""
 
 from pathlib import Path
 from typing import Any
