@@ -205,7 +205,11 @@ def test_an_empty_data_set(tmp_path: Path, tiny_target: Path, rows: list[object]
             "unknown engine 'transfomers'; did you mean 'transformers'?",
             "known: ",
         ),
-        ("export.format=vllmm", "unknown export format 'vllmm'; did you mean 'vllm'?", "known: vllm"),
+        (
+            "export.format=vllmm",
+            "unknown export format 'vllmm'; did you mean 'vllm'?",
+            "known: speculators, vllm",
+        ),
         (
             "draft.architecture=eagle",
             "unknown draft architecture 'eagle'; did you mean 'eagle3'?",
