@@ -25,7 +25,7 @@ from eyas.config.schema import TrainSettings
 from eyas.train.batch import PackedBatch
 from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.metrics import StepSums
-from eyas.train.optim import Stepper, make_optimizer
+from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.ranks import Ranks, join_ranks, leave_ranks
 from eyas.train.teacher import teacher_targets
 
@@ -39,7 +39,7 @@ class Runner:
         self.ranks = ranks
         self.fused = FusedUnroll(self.draft, self.teacher.head.dtype)
         copies = self.fused.weights.copies if device.type == "cuda" else None
-        self.stepper = Stepper(make_optimizer(self.draft, self.settings), self.settings, 10_000, copies)
+        self.stepper = Stepper(make_optimizers(self.draft, self.settings)[0], self.settings, 10_000, copies)
 
     def step(self, batches: list[PackedBatch], together: bool) -> None:
         weights = self.fused.weights

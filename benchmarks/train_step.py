@@ -25,7 +25,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.targets.teacher import TeacherHead
 from eyas.train.batch import PackedBatch, pack_batch
 from eyas.train.fused.unroll import FusedUnroll
-from eyas.train.optim import Stepper, make_optimizer
+from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import run_unroll
 from eyas.types import HiddenStates, TokenizedSample
@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=12)
     parser.add_argument("--loss", default="kl", choices=["kl", "lk", "hybrid"])
     parser.add_argument("--path", default="fused", choices=["fused", "plain"])
+    parser.add_argument("--recompute", action="store_true", help="keep nothing of the MLP")
     parser.add_argument("--small", action="store_true", help="a small shape")
     parser.add_argument("--profile", action="store_true", help="print the kernels that take longest")
     args = parser.parse_args()
@@ -161,15 +162,16 @@ def main() -> None:
     draft, teacher, target_ids = build(shape, device)
     settings = TrainSettings(learning_rate=1e-4)
     dtype = teacher.head.dtype
-    runner = FusedUnroll(draft, dtype) if args.path == "fused" else None
+    runner = FusedUnroll(draft, dtype, recompute=args.recompute) if args.path == "fused" else None
     is_cuda = device.type == "cuda"
     copies = runner.weights.copies if runner and is_cuda else None
-    stepper = Stepper(make_optimizer(draft, settings), settings, 1000, copies)
+    stepper = Stepper(make_optimizers(draft, settings)[0], settings, 1000, copies)
     facts = {
         "device": torch.cuda.get_device_name() if is_cuda else platform.processor(),
         "torch": torch.__version__,
         "path": args.path,
         "loss": args.loss,
+        "recompute": args.recompute,
         "K": args.num_steps,
         "shape": shape,
         "matmul_tflops": matmul_rate(20) if is_cuda else None,
@@ -190,7 +192,7 @@ def main() -> None:
             if runner is None:
                 draft.zero_grad(set_to_none=True)
                 with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                    result = run_unroll(draft, teacher, target_ids, batch, 0.8, args.loss)
+                    result = run_unroll(draft, teacher, target_ids, batch, 0.8, args.loss, args.recompute)
                 result.loss.backward()
             else:
                 targets = teacher_targets(teacher, batch.last, target_ids, False)

@@ -50,8 +50,8 @@ _DEEPSEEK_3 = {**_MOE, **_LATENT, "topk_method": "noaux_tc", "scoring_func": "si
 _LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
 }
 _LLAMA_4 = {
     **_MOE,
@@ -251,10 +251,18 @@ def _name_as_released(folder: Path, tiny: Tiny) -> None:
         (config["text_config"] if tiny.vision is not None else config)["model_type"] = tiny.text_type
     path.write_text(json.dumps(config))
     if tiny.model_type == "kimi_k25":
-        # transformers 5.19 gives the text layers the name of the vision tower's.
-        old, new = "language_model.model.blocks.", "language_model.model.layers."
         tensors = load_file(folder / "model.safetensors")
-        save_file({n.replace(old, new): t for n, t in tensors.items()}, folder / "model.safetensors")
+        for old, new in _KIMI_NAMES.items():
+            tensors = {n.replace(old, new): t for n, t in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+# transformers 5.19 writes some tensors of Kimi-K2.5 under other names than it reads.
+_KIMI_NAMES = {
+    "language_model.model.blocks.": "language_model.model.layers.",
+    "model.mm_projector.": "mm_projector.",
+    "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
+}
 
 
 def shard_weights(folder: Path, num_files: int = 2, with_index: bool = True) -> None:

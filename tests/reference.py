@@ -67,9 +67,9 @@ def reference_logits(
     normed output of the one before. Shapes: aux [N, A, D].
     """
     tokens, documents, positions = layout(samples)
-    layer = {k.removeprefix("layers.0."): v for k, v in weights.items() if k.startswith("layers.0.")}
-    num_rows, head_dim = len(tokens), layer["self_attn.q_proj.weight"].shape[0] // num_heads
-    groups = num_heads // num_kv_heads
+    num_layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
+    head_dim = weights["layers.0.self_attn.q_proj.weight"].shape[0] // num_heads
+    num_rows, groups = len(tokens), num_heads // num_kv_heads
     causal = (documents[:, None] == documents[None]) & torch.ones(num_rows, num_rows).tril().bool()
     own = torch.eye(num_rows, dtype=torch.bool)
 
@@ -77,32 +77,35 @@ def reference_logits(
         norms = [weights[f"fc_norm.{j}.weight"] for j in range(aux.shape[1])]
         aux = torch.stack([rms_norm(aux[:, j], w, eps) for j, w in enumerate(norms)], 1)
     hidden = aux.flatten(1) @ weights["fc.weight"].T
-    all_keys, all_values, logits = [], [], []
+    keys_of: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
+    values_of: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
+    logits = []
     for step in range(num_steps):
-        read = tokens.roll(-1 - step)
-        embedded = weights["embed_tokens.weight"][read]
-        mixed = torch.cat(
-            [
-                rms_norm(embedded, layer["input_layernorm.weight"], eps),
-                rms_norm(hidden, layer["hidden_norm.weight"], eps),
-            ],
-            dim=-1,
-        )
-        q, k, v = (
-            (mixed @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, head_dim)) for name in "qkv"
-        )
-        all_keys.append(rotate(k, positions + step, theta))
-        all_values.append(v)
-        keys = torch.cat(all_keys).repeat_interleave(groups, 1)  # ((step + 1) N, heads, head_dim)
-        values = torch.cat(all_values).repeat_interleave(groups, 1)
-        seen = torch.cat([causal, *[own] * step], dim=1)
-        scores = torch.einsum("qhd,khd->hqk", rotate(q, positions + step, theta), keys) / head_dim**0.5
-        attention = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
-        attended = torch.einsum("hqk,khd->qhd", attention, values).flatten(1)
-        hidden = hidden + attended @ layer["self_attn.o_proj.weight"].T
-        x = rms_norm(hidden, layer["post_attention_layernorm.weight"], eps)
-        gate, up = x @ layer["mlp.gate_proj.weight"].T, x @ layer["mlp.up_proj.weight"].T
-        hidden = hidden + (gate * torch.sigmoid(gate) * up) @ layer["mlp.down_proj.weight"].T
+        embedded = weights["embed_tokens.weight"][tokens.roll(-1 - step)]
+        for number in range(num_layers):
+            prefix = f"layers.{number}."
+            layer = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+            if number == 0:
+                normed = rms_norm(embedded, layer["input_layernorm.weight"], eps)
+                mixed = torch.cat([normed, rms_norm(hidden, layer["hidden_norm.weight"], eps)], dim=-1)
+            else:
+                mixed = rms_norm(hidden, layer["input_layernorm.weight"], eps)
+            q, k, v = (
+                (mixed @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, head_dim))
+                for name in "qkv"
+            )
+            keys_of[number].append(rotate(k, positions + step, theta))
+            values_of[number].append(v)
+            keys = torch.cat(keys_of[number]).repeat_interleave(groups, 1)  # ((step + 1) N, heads, head_dim)
+            values = torch.cat(values_of[number]).repeat_interleave(groups, 1)
+            seen = torch.cat([causal, *[own] * step], dim=1)
+            scores = torch.einsum("qhd,khd->hqk", rotate(q, positions + step, theta), keys) / head_dim**0.5
+            attention = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
+            attended = torch.einsum("hqk,khd->qhd", attention, values).flatten(1)
+            hidden = hidden + attended @ layer["self_attn.o_proj.weight"].T
+            x = rms_norm(hidden, layer["post_attention_layernorm.weight"], eps)
+            gate, up = x @ layer["mlp.gate_proj.weight"].T, x @ layer["mlp.up_proj.weight"].T
+            hidden = hidden + (gate * torch.sigmoid(gate) * up) @ layer["mlp.down_proj.weight"].T
         normed = rms_norm(hidden, weights["norm.weight"], eps)
         logits.append(normed @ weights["lm_head.weight"].T)
         hidden = normed if norm_output else hidden

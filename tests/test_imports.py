@@ -140,7 +140,8 @@ def test_a_module_imports_only_what_its_part_may(path: Path) -> None:
 def test_slow_and_optional_libraries_are_imported_where_they_are_used(path: Path) -> None:
     top = {name.split(".")[0] for name in imports(path, everywhere=False)}
     light = path.relative_to(ROOT).parts[0].removesuffix(".py") in LIGHT
-    adapter = {"vllm"} if "vllm" in path.relative_to(ROOT).parts else set()
+    parts = path.relative_to(ROOT).parts
+    adapter = {"vllm"} if "vllm" in parts else {"ray"} if parts[0] == "scale" else set()
     assert not top & (SLOW if light else OPTIONAL) - adapter
 
 

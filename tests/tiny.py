@@ -185,6 +185,8 @@ def make_trainer(
     spec: TargetSpec | None = None,
     fc_norm: bool = False,
     norm_output: bool = False,
+    hidden_size: int | None = None,
+    num_layers: int = 1,
     **settings: Any,
 ) -> Trainer:
     """Return a trainer of a draft that starts from ``target``, as the train stage makes it."""
@@ -194,7 +196,14 @@ def make_trainer(
     answers = np.concatenate([s.sample.input_ids[s.sample.loss_mask] for s in train])
     counts = np.bincount(answers, minlength=spec.vocab_size)
     vocab = VocabMap(np.sort(np.argsort(-counts, kind="stable")[:vocab_size]), spec.vocab_size)
-    shape = draft_config_for(spec, len(vocab), fc_norm=fc_norm, norm_output=norm_output)
+    shape = draft_config_for(
+        spec,
+        len(vocab),
+        fc_norm=fc_norm,
+        norm_output=norm_output,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+    )
     draft = Eagle3Draft(shape)
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
     defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}

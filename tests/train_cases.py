@@ -66,6 +66,7 @@ def make_case(
     num_aux: int = 3,
     fc_norm: bool = False,
     norm_output: bool = False,
+    num_layers: int = 1,
 ) -> Case:
     generator = np.random.default_rng(seed)
     torch_generator = torch.Generator().manual_seed(seed)
@@ -88,6 +89,7 @@ def make_case(
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
         fc_norm=fc_norm,
         norm_output=norm_output,
+        num_layers=num_layers,
     )
     draft = Eagle3Draft(config)
     with torch.no_grad():

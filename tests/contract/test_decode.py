@@ -145,6 +145,23 @@ def test_predicted_acceptance_is_the_decoded_one_round_for_round(
     assert decoded.length > 1.3, "the draft should have learned enough for the comparison to mean something"
 
 
+def test_the_prediction_holds_for_a_draft_of_two_layers(
+    tiny_engine: Any, tiny_target: Path, states: list[HiddenStates], tmp_path: Path
+) -> None:
+    settings = {"num_epochs": 20, "learning_rate": 1e-2, "max_grad_norm": 5.0}
+    trainer = make_trainer(tmp_path, tiny_target, states, states[:4], num_layers=2, **settings)
+    trainer.run()
+    decoded = Acceptance.empty(3)
+    for item in states:
+        found = speculative(tiny_engine, DraftChain(trainer.draft, trainer.target_ids), prompt_of(item), 3)
+        assert found.acceptance is not None
+        decoded += found.acceptance
+    indices = range(len(states))
+    parts = (trainer.draft, trainer.teacher, trainer.target_ids, trainer.train_states)
+    assert predict_acceptance(*parts, indices, 3, LIMIT) == decoded
+    assert decoded.length > 1.2
+
+
 def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[HiddenStates]) -> None:
     """The cache of the decoder and the batch of the trainer are two ways to the same first token."""
     from eyas.train.batch import pack_batch
@@ -153,7 +170,8 @@ def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[Hidde
     item = states[0]
     batch = pack_batch([item], 1, torch.device("cpu"), torch.float32)
     with torch.no_grad():
-        ((_, logits),) = unroll(trained.draft, batch)
+        ((_, hidden),) = unroll(trained.draft, batch)
+        logits = trained.draft.logits(hidden)
         first = int(batch.plan.rows[0][0])
         chain = DraftChain(trained.draft, trained.target_ids)
         tokens = item.sample.input_ids[1 : first + 2].tolist()

@@ -53,16 +53,16 @@ def test_a_draft_that_ignores_the_token_is_a_llama_layer(rope: str) -> None:
     config = llama_config(draft.config)
     config._attn_implementation = "eager"
     theirs = LlamaDecoderLayer(config, layer_idx=0)
-    attention, width = draft.layer.self_attn, draft.config.hidden_size
+    attention, width = draft.layer(0).self_attn, draft.config.hidden_size
     with torch.no_grad():
         for name in ("q_proj", "k_proj", "v_proj"):
             ours = getattr(attention, name).weight
             ours[:, :width] = 0  # the half that reads the token
             getattr(theirs.self_attn, name).weight.copy_(ours[:, width:])
         theirs.self_attn.o_proj.weight.copy_(attention.o_proj.weight)
-        theirs.mlp.load_state_dict(draft.layer.mlp.state_dict())
-        theirs.input_layernorm.weight.copy_(draft.layer.hidden_norm.weight)
-        theirs.post_attention_layernorm.weight.copy_(draft.layer.post_attention_layernorm.weight)
+        theirs.mlp.load_state_dict(draft.layer(0).mlp.state_dict())
+        theirs.input_layernorm.weight.copy_(draft.layer(0).hidden_norm.weight)
+        theirs.post_attention_layernorm.weight.copy_(draft.layer(0).post_attention_layernorm.weight)
 
         num = 40
         hidden = torch.randn(num, width)

@@ -34,8 +34,9 @@ def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return weights and optimizer state by name."""
     values = {name: p.detach().clone() for name, p in trainer.draft.named_parameters()}
     for name, parameter in trainer.draft.trainable().items():
-        for key, value in trainer.optimizer.state[parameter].items():
-            values[f"{name}:{key}"] = value.clone()
+        for optimizer in trainer.optimizers:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                values[f"{name}:{key}"] = value.clone()
     return values
 
 
@@ -66,6 +67,20 @@ def test_a_run_stopped_after_any_step_and_resumed_has_the_same_bits(
     assert resumed.history == uninterrupted.history
     assert resumed.best == uninterrupted.best
     assert best_checkpoint(tmp_path).name == best_checkpoint(uninterrupted.root).name  # type: ignore[union-attr]
+
+
+def test_two_optimizers_and_an_average_resume_with_the_same_bits(tmp_path: Path, new_trainer: Any) -> None:
+    settings = {"optimizer": "muon", "train_head": False, "average_decay": 0.9, "save_every": 2}
+    whole = new_trainer(tmp_path / "whole", **settings)
+    whole.run()
+    new_trainer(tmp_path / "parts", **settings).run(stop_after=3)
+    resumed = new_trainer(tmp_path / "parts", **settings)
+    resumed.run()
+    assert_bit_equal(everything(resumed), everything(whole))
+    assert resumed.average is not None
+    assert whole.average is not None
+    assert_bit_equal(resumed.average.averages, whole.average.averages)
+    assert "layers.0.mlp.up_proj.weight:momentum_buffer" in everything(resumed)
 
 
 class Crash(RuntimeError):

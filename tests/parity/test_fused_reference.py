@@ -1,6 +1,7 @@
 """The fused path computes the loss, the gradients and the metrics of the plain path."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,10 +17,12 @@ CPU = torch.device("cpu")
 DECAY = 0.8
 
 
-def fused(case: Case, num_steps: int, loss: LossKind, repeat: int = 1) -> UnrollResult:
+def fused(
+    case: Case, num_steps: int, loss: LossKind, repeat: int = 1, recompute: bool = False
+) -> UnrollResult:
     batch = pack_batch(case.states, num_steps, CPU, torch.float32)
     targets = teacher_targets(case.teacher, batch.last, case.target_ids, False)
-    runner = FusedUnroll(case.draft, torch.float32)
+    runner = FusedUnroll(case.draft, torch.float32, recompute=recompute)
     runner.weights.start()
     for _ in range(repeat):
         result = runner.run(batch, targets, case.target_ids, DECAY, loss)
@@ -27,9 +30,9 @@ def fused(case: Case, num_steps: int, loss: LossKind, repeat: int = 1) -> Unroll
     return result
 
 
-def plain(case: Case, num_steps: int, loss: LossKind) -> UnrollResult:
+def plain(case: Case, num_steps: int, loss: LossKind, recompute: bool = False) -> UnrollResult:
     batch = pack_batch(case.states, num_steps, CPU, torch.float32)
-    result = run_unroll(case.draft, case.teacher, case.target_ids, batch, DECAY, loss)
+    result = run_unroll(case.draft, case.teacher, case.target_ids, batch, DECAY, loss, recompute)
     result.loss.backward()
     return result
 
@@ -67,10 +70,45 @@ def test_fused_eagle_3_1_equals_the_plain_one(fc_norm: bool, norm_output: bool) 
         assert (parameter.grad - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
 
 
-def test_gradients_of_two_batches_add_up() -> None:
+@pytest.mark.parametrize("path", [fused, plain])
+def test_recomputed_activations_give_the_same_loss_and_gradients(path: Callable[..., UnrollResult]) -> None:
+    case = make_case(3)
+    twin = copy.deepcopy(case.draft)
+    kept = path(case, 5, "kl")
+    wanted = {name: p.grad for name, p in case.draft.trainable().items()}
+    case.draft = twin
+    recomputed = path(case, 5, "kl", recompute=True)
+    assert torch.equal(recomputed.loss.detach(), kept.loss.detach())
+    assert torch.equal(recomputed.accepted, kept.accepted)
+    for name, parameter in twin.trainable().items():
+        assert parameter.grad is not None
+        assert (parameter.grad - wanted[name]).norm() <= 1e-6 * wanted[name].norm(), name
+
+
+def test_recomputation_keeps_no_activation_of_the_mlp_and_no_logits() -> None:
+    """Counted are the bytes that autograd keeps for the backward pass of the plain path."""
+    kept: dict[bool, int] = {}
+    for recompute in (False, True):
+        case = make_case(3, mlp=256, draft_vocab=60)
+        total = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            batch = pack_batch(case.states, 7, CPU, torch.float32)
+            run_unroll(case.draft, case.teacher, case.target_ids, batch, DECAY, "kl", recompute)
+        kept[recompute] = total
+    assert kept[True] < 0.6 * kept[False]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_of_two_batches_add_up(recompute: bool) -> None:
     case = make_case(5)
     once = copy.deepcopy(case.draft)
-    fused(case, 4, "kl", repeat=2)
+    fused(case, 4, "kl", repeat=2, recompute=recompute)
     twice = {n: p.grad for n, p in case.draft.trainable().items()}
     case.draft = once
     fused(case, 4, "kl")

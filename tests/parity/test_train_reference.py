@@ -83,6 +83,18 @@ def test_eagle_3_1_equals_the_plain_reference(fc_norm: bool, norm_output: bool) 
         assert relative(gradients[name], expected[name]) < 1e-5, name
 
 
+@pytest.mark.parametrize(("num_layers", "norm_output"), [(2, False), (2, True), (3, False)])
+def test_a_draft_of_several_layers_equals_the_plain_reference(num_layers: int, norm_output: bool) -> None:
+    case = make_case(4, (19, 2, 25), share=0.3, num_layers=num_layers, norm_output=norm_output)
+    expected_loss, expected = reference_gradients(case, 4)
+    loss, gradients = trainer_gradients(case, 4)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert f"layers.{num_layers - 1}.self_attn.q_proj.weight" in gradients
+    assert "layers.1.hidden_norm.weight" not in gradients
+    for name in case.draft.trainable():
+        assert relative(gradients[name], expected[name]) < 1e-5, name
+
+
 def test_gradients_reach_every_trainable_tensor_and_no_frozen_one() -> None:
     case = make_case(0)
     _, gradients = trainer_gradients(case, 3)

@@ -7,7 +7,7 @@ from eyas.config.schema import TrainSettings
 from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import UserError
-from eyas.train.optim import learning_rate, make_optimizer
+from eyas.train.optim import learning_rate, make_optimizers
 from tiny import make_spec
 
 SETTINGS = TrainSettings(learning_rate=1.0, warmup_share=0.1)
@@ -34,7 +34,7 @@ def test_the_shortest_runs_have_a_positive_rate(num_steps: int) -> None:
 
 def test_the_optimizer_holds_every_trainable_tensor_and_decays_matrices_only() -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20))
-    optimizer = make_optimizer(draft, TrainSettings(weight_decay=0.1))
+    optimizer, _ = make_optimizers(draft, TrainSettings(weight_decay=0.1))
     decayed, free = optimizer.param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     assert {p.ndim for p in decayed["params"]} == {2}
@@ -43,10 +43,24 @@ def test_the_optimizer_holds_every_trainable_tensor_and_decays_matrices_only() -
     assert held == {id(p) for p in draft.parameters() if p is not draft.embed_tokens.weight}
 
 
+@pytest.mark.parametrize("train_head", [True, False])
+def test_muon_takes_the_layers_matrices_and_adamw_the_rest(train_head: bool) -> None:
+    draft = Eagle3Draft(draft_config_for(make_spec(), 20))
+    settings = TrainSettings(optimizer="muon", train_head=train_head)
+    adamw, muon = make_optimizers(draft, settings)
+    assert muon is not None
+    names = {p: n for n, p in draft.trainable().items()}
+    by_muon = {names[p] for group in muon.param_groups for p in group["params"]}
+    by_adamw = {names[p] for group in adamw.param_groups for p in group["params"]}
+    assert not by_muon & by_adamw
+    assert draft.trainable().keys() - by_muon - by_adamw == (set() if train_head else {"lm_head.weight"})
+    assert by_muon == {n for n, p in draft.trainable().items() if p.ndim == 2} - {"lm_head.weight"}
+
+
 def test_masters_that_are_not_fp32_are_refused() -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20)).to(torch.bfloat16)
     with pytest.raises(AssertionError, match="fp32"):
-        make_optimizer(draft, TrainSettings())
+        make_optimizers(draft, TrainSettings())
 
 
 def test_a_draft_copies_the_targets_shape_where_nothing_else_is_asked() -> None:

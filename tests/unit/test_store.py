@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -5,8 +6,10 @@ import torch
 
 from eyas.engines.fake import FakeEngine
 from eyas.errors import ContractError, UserError
+from eyas.store import shards
 from eyas.store.manifest import StoreManifest, plan_shards, read_journal
 from eyas.store.shards import ShardStore, ShardWriter
+from eyas.tensorfile import checksum_of_file
 from eyas.types import Failure, HiddenStates, TargetSpec
 from tiny import make_spec, random_samples
 
@@ -29,6 +32,10 @@ def write_store(folder: Path, states: list[HiddenStates], spec: TargetSpec = SPE
     for shard in writer.missing():
         writer.write(shard, states[manifest.shard_bounds[shard] : manifest.shard_bounds[shard + 1]])
     return writer
+
+
+def read_all(store: ShardStore) -> list[HiddenStates]:
+    return [store.read(index) for index in range(len(store.lengths))]
 
 
 def shard_file(folder: Path, shard: int = 1) -> Path:
@@ -114,8 +121,26 @@ def test_one_flipped_bit_anywhere_is_found(tmp_path: Path, place: float) -> None
     data = bytearray(shard_file(tmp_path).read_bytes())
     data[int(place * len(data)) if isinstance(place, float) else place] ^= 1
     shard_file(tmp_path).write_bytes(data)
-    with pytest.raises(ContractError, match="checksum is not the one written"):
-        _ = ShardStore(tmp_path).lengths
+    with pytest.raises(ContractError, match=r"shard-00001\.safetensors is damaged"):
+        read_all(ShardStore(tmp_path))
+
+
+def test_lengths_and_tokens_need_no_checksum_and_states_are_never_read_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = states_of(12)
+    write_store(tmp_path, states)
+    verified = []
+    monkeypatch.setattr(
+        shards, "checksum_of_file", lambda path: verified.append(path) or checksum_of_file(path)
+    )
+    store = ShardStore(tmp_path)
+    assert store.lengths == [len(s.sample) for s in states]
+    assert store.sample(3).sample_id == states[3].sample.sample_id
+    assert not verified
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(store.read, [*range(12)] * 3))
+    assert sorted(verified) == sorted(tmp_path.glob("*.safetensors"))
 
 
 def test_a_shard_of_another_store_in_its_place_is_refused(tmp_path: Path) -> None:
@@ -123,7 +148,7 @@ def test_a_shard_of_another_store_in_its_place_is_refused(tmp_path: Path) -> Non
     other = make_spec(weights_fingerprint="other")
     write_store(tmp_path / "b", states_of(12, other), other)
     shard_file(tmp_path / "a").write_bytes(shard_file(tmp_path / "b").read_bytes())
-    with pytest.raises(ContractError, match="damaged"):
+    with pytest.raises(ContractError, match="states of another target"):
         _ = ShardStore(tmp_path / "a").lengths
 
 

@@ -134,6 +134,7 @@ class DraftSettings(Section):
     """The draft model's shape; what is left out is copied from the target."""
 
     architecture: str = Field("eagle3", description="draft architecture")
+    num_layers: PositiveInt = Field(1, description="decoder layers; more than one train on the plain path")
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
     hidden_size: PositiveInt | None = Field(
         None,
@@ -159,13 +160,26 @@ class TrainSettings(Section):
         "kl", description="KL to the teacher, or acceptance itself (LK losses): its -log, or a mix with KL"
     )
     batch_tokens: PositiveInt = Field(8192, description="tokens packed into one batch")
+    recompute: bool = Field(
+        False,
+        description="compute the MLP twice instead of keeping it: for very long documents",
+    )
     micro_batches: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: the layer's matrices by Muon, head and norms by AdamW"
+    )
+    train_head: bool = Field(True, description="false: the head stays the target's rows")
     learning_rate: float = Field(4e-4, gt=0, description="peak learning rate")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay, matrices only")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")
     max_grad_norm: float = Field(0.5, gt=0, description="gradient norm is clipped to this")
-    compute_dtype: Literal["float32", "bfloat16"] = Field("float32", description="matrix multiplications")
+    average_decay: float | None = Field(
+        None, gt=0, lt=1, description="keep a running average of the weights, e.g. 0.99; null: the last ones"
+    )
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="matrix multiplications; auto: bfloat16 on CUDA, else float32"
+    )
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
     device: str = Field("auto", description="cpu, cuda, or auto")

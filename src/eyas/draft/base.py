@@ -26,6 +26,7 @@ class DraftConfig:
     rms_norm_eps: float
     max_position_embeddings: int
     rope_parameters: Mapping[str, Any]
+    num_layers: int = 1
     # EAGLE-3.1: a norm for each aux layer before they are fused; steps read the normed output of the last.
     fc_norm: bool = False
     norm_output: bool = False
@@ -60,6 +61,7 @@ def draft_config_for(
     fc_norm: bool = False,
     norm_output: bool = False,
     hidden_size: int | None = None,
+    num_layers: int = 1,
 ) -> DraftConfig:
     """Copy the target's shape where nothing else is asked for and it suits a draft.
 
@@ -83,4 +85,5 @@ def draft_config_for(
         rope_parameters=draft_rope(spec.rope_parameters),
         fc_norm=fc_norm,
         norm_output=norm_output,
+        num_layers=num_layers,
     )

@@ -1,4 +1,4 @@
-"""The EAGLE-3 draft: one decoder layer that reads the next token and the target's fused states.
+"""The EAGLE-3 draft: a decoder layer that reads the next token and the target's fused states, seldom more.
 
 Parameter names are those that vLLM and SGLang load. The unroll over steps lives in eyas.train, the
 decoding loop in eyas.evaluate; both call the small functions below and nothing else.
@@ -15,12 +15,15 @@ from eyas.draft.layers import MLP, Attention, RMSNorm, Rotary
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: DraftConfig) -> None:
+    """The lowest layer reads a token beside the hidden state, those above it the hidden state alone."""
+
+    def __init__(self, config: DraftConfig, is_lowest: bool) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(width, eps)
-        self.hidden_norm = RMSNorm(width, eps)
-        self.self_attn = Attention(config)
+        if is_lowest:
+            self.hidden_norm = RMSNorm(width, eps)
+        self.self_attn = Attention(config, 2 * width if is_lowest else width)
         self.post_attention_layernorm = RMSNorm(width, eps)
         self.mlp = MLP(config)
 
@@ -42,14 +45,13 @@ class Eagle3Draft(nn.Module):
             norms = (RMSNorm(target_width, config.rms_norm_eps) for _ in range(config.num_aux_layers))
             self.fc_norm = nn.ModuleList(norms)
         self.fc = nn.Linear(config.num_aux_layers * target_width, width, bias=False)
-        self.layers = nn.ModuleList([DecoderLayer(config)])
+        self.layers = nn.ModuleList([DecoderLayer(config, not i) for i in range(config.num_layers)])
         self.norm = RMSNorm(width, config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         self.rotary = Rotary(config)
 
-    @property
-    def layer(self) -> DecoderLayer:
-        layer = self.layers[0]
+    def layer(self, number: int) -> DecoderLayer:
+        layer = self.layers[number]
         assert isinstance(layer, DecoderLayer)
         return layer
 
@@ -61,28 +63,37 @@ class Eagle3Draft(nn.Module):
         return out
 
     def mix(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Join the token a row reads [R] with its hidden state [R, D] into the layer's input [R, 2D]."""
+        """Join the token a row reads [R] with its hidden state [R, D]: the lowest layer's input [R, 2D]."""
+        lowest = self.layer(0)
         embedded = self.embed_tokens(tokens).to(hidden.dtype)
-        return torch.cat([self.layer.input_layernorm(embedded), self.layer.hidden_norm(hidden)], dim=-1)
+        return torch.cat([lowest.input_layernorm(embedded), lowest.hidden_norm(hidden)], dim=-1)
 
-    def keys_values(self, mixed: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rotated keys and values [R, kv heads, head_dim]."""
-        attention = self.layer.self_attn
+    def enter(self, hidden: torch.Tensor, layer: int) -> torch.Tensor:
+        """Return the input [R, D] of a layer above the lowest, from what the one below ``finish``-ed."""
+        out: torch.Tensor = self.layer(layer).input_layernorm(hidden)
+        return out
+
+    def keys_values(
+        self, mixed: torch.Tensor, positions: torch.Tensor, layer: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rotated keys and values [R, kv heads, head_dim] of a layer's input."""
+        attention = self.layer(layer).self_attn
         keys = self.rotary(attention.heads(attention.k_proj(mixed)), positions)
         return keys, attention.heads(attention.v_proj(mixed))
 
-    def queries(self, mixed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return rotated queries [R, heads, head_dim]."""
-        attention = self.layer.self_attn
+    def queries(self, mixed: torch.Tensor, positions: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        """Return rotated queries [R, heads, head_dim] of a layer's input."""
+        attention = self.layer(layer).self_attn
         return self.rotary(attention.heads(attention.q_proj(mixed)), positions)
 
-    def finish(self, attended: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def finish(self, attended: torch.Tensor, hidden: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """Add attention's output [R, heads, head_dim] and the MLP to the residual ``hidden`` [R, D].
 
-        What comes back is what ``logits`` reads, and ``carry`` hands to the next step.
+        What comes back of the last layer is what ``logits`` reads, and ``carry`` hands to the next step.
         """
-        hidden = hidden + self.layer.self_attn.o_proj(attended.flatten(1))
-        out: torch.Tensor = hidden + self.layer.mlp(self.layer.post_attention_layernorm(hidden))
+        this = self.layer(layer)
+        hidden = hidden + this.self_attn.o_proj(attended.flatten(1))
+        out: torch.Tensor = hidden + this.mlp(this.post_attention_layernorm(hidden))
         return out
 
     def carry(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -114,8 +125,8 @@ class Eagle3Draft(nn.Module):
 
         ``fc`` starts as a pass-through of the last aux layer with a little noise on all of them: the
         latest state is the best single guess of what the last layer will say. Of ``last_layer`` (weights
-        by their names in it) those are taken whose shape fits; its attention reads the half of the
-        input that holds the hidden state.
+        by their names in it) the lowest layer takes those whose shape fits; its attention reads the half of
+        the input that holds the hidden state.
         """
         generator = torch.Generator().manual_seed(seed)
         width, target_width = self.config.hidden_size, self.config.target_hidden_size
@@ -133,7 +144,7 @@ class Eagle3Draft(nn.Module):
             self.fc.weight[:, -target_width:] += projection.T
             self.embed_tokens.weight.copy_(embedding.float() @ main_directions(embedding.float(), width))
             self.lm_head.weight.copy_((head_rows.float() * norm_weight.float()) @ projection)
-        own = dict(self.layer.named_parameters())
+        own = dict(self.layer(0).named_parameters())
         for name, weight in last_layer.items():
             # What the target normalises on its way into attention is what the draft calls hidden.
             mine = own.get(name.replace("input_layernorm", "hidden_norm"))

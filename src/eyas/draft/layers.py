@@ -35,15 +35,15 @@ class Rotary(nn.Module):
 
 
 class Attention(nn.Module):
-    """The four projections; queries, keys and values read the width-2D input. Scores live elsewhere."""
+    """The four projections; queries, keys and values read ``input_width``. Scores live elsewhere."""
 
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: DraftConfig, input_width: int) -> None:
         super().__init__()
         width, head_dim = config.hidden_size, config.head_dim
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(2 * width, config.num_attention_heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(2 * width, config.num_key_value_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(2 * width, config.num_key_value_heads * head_dim, bias=False)
+        self.q_proj = nn.Linear(input_width, config.num_attention_heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(input_width, config.num_key_value_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(input_width, config.num_key_value_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * head_dim, width, bias=False)
 
     def heads(self, x: torch.Tensor) -> torch.Tensor:

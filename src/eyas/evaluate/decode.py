@@ -81,49 +81,65 @@ def decode_speculative(
 
 
 class DraftChain:
-    """The draft with its cache of step-0 keys and values for one sequence."""
+    """The draft with its cache of step-0 keys and values, layer by layer, for one sequence."""
 
     def __init__(self, draft: Eagle3Draft, target_ids: torch.Tensor) -> None:
         self.draft = draft
         self.target_ids = target_ids
-        self.keys: torch.Tensor | None = None
-        self.values: torch.Tensor | None = None
+        empty = draft.fc.weight.new_empty(0, draft.config.num_key_value_heads, draft.config.head_dim)
+        self.cache = [(empty, empty) for _ in draft.layers]
 
     def propose(self, aux: torch.Tensor, following: Sequence[int], num_draft_tokens: int) -> list[int]:
         """Take verified rows (aux [R, A, D], the token after each) and draft from the last of them."""
         draft = self.draft
         weight = draft.fc.weight
         device = weight.device
-        seen = 0 if self.keys is None else len(self.keys)
+        seen = len(self.cache[0][0])
         tokens = torch.tensor(list(following), device=device)
         positions = torch.arange(seen, seen + len(tokens), device=device)
         hidden = draft.fuse(aux.to(device, weight.dtype))
-        mixed = draft.mix(tokens, hidden)
-        keys, values = draft.keys_values(mixed, positions)
-        self.keys = keys if self.keys is None else torch.cat([self.keys, keys])
-        self.values = values if self.values is None else torch.cat([self.values, values])
+        hidden = self._step(tokens, hidden, positions, self.cache)[-1:]
 
-        hidden, mixed, position = hidden[-1:], mixed[-1:], positions[-1:]
-        chain_keys, chain_values = self.keys, self.values
+        position, chain = positions[-1:], list(self.cache)
         proposal: list[int] = []
         while True:
-            queries = draft.queries(mixed, position)
-            hidden = draft.finish(_attend_last(queries, chain_keys, chain_values), hidden)
             proposal.append(int(self.target_ids[draft.logits(hidden)[0].argmax()]))
             if len(proposal) == num_draft_tokens:
                 return proposal
-            hidden, position = draft.carry(hidden), position + 1
-            mixed = draft.mix(torch.tensor([proposal[-1]], device=device), hidden)
-            keys, values = draft.keys_values(mixed, position)
-            chain_keys, chain_values = torch.cat([chain_keys, keys]), torch.cat([chain_values, values])
+            position = position + 1
+            tokens = torch.tensor([proposal[-1]], device=device)
+            hidden = self._step(tokens, draft.carry(hidden), position, chain)
+
+    def _step(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        cache: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """Run rows through all layers, adding to ``cache``; only the last row goes through the last one."""
+        draft, mixed = self.draft, self.draft.mix(tokens, hidden)
+        for layer, (keys, values) in enumerate(cache):
+            if layer:
+                mixed = draft.enter(hidden, layer)
+            new_keys, new_values = draft.keys_values(mixed, positions, layer)
+            cache[layer] = torch.cat([keys, new_keys]), torch.cat([values, new_values])
+            if layer == len(cache) - 1:
+                hidden, mixed, positions = hidden[-1:], mixed[-1:], positions[-1:]
+            attended = _attend_last(draft.queries(mixed, positions, layer), *cache[layer])
+            hidden = draft.finish(attended, hidden, layer)
+        return hidden
 
 
 def _attend_last(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Attend from one row [1, heads, head_dim] to all keys [S, kv heads, head_dim]."""
+    """Attend from the last rows [R, heads, head_dim] to keys [S, kv heads, head_dim], each up to its own."""
+    num_rows, num_keys = len(queries), len(keys)
+    seen = torch.ones(num_rows, num_keys, dtype=torch.bool, device=keys.device).tril(num_keys - num_rows)
     out: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
         values.transpose(0, 1)[None],
+        attn_mask=None if num_rows == 1 else seen,
         enable_gqa=True,
     )
     return out[0].transpose(0, 1)

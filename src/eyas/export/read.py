@@ -36,7 +36,8 @@ class StoredDraft:
     """A draft's folder, read. ``tensors`` are by Eagle3Draft's names; target_ids [W].
 
     ``aux_layer_ids`` are ours (stream after L layers), None where the folder does not name them and engines
-    take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config`` its JSON.
+    take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config``
+    its JSON.
     """
 
     shape: DraftConfig
@@ -146,8 +147,6 @@ def _shape(
 ) -> DraftConfig:
     width, heads = int(inside["hidden_size"]), int(inside["num_attention_heads"])
     target_width = config.get("target_hidden_size") or width
-    if inside.get("num_hidden_layers", 1) != 1:
-        raise UserError(f"the draft has {inside['num_hidden_layers']} layers, eyas takes one")
     rope = dict(inside.get("rope_parameters") or inside.get("rope_scaling") or {})
     if "type" in rope:
         rope["rope_type"] = rope.pop("type")
@@ -167,6 +166,7 @@ def _shape(
         rope_parameters=rope,
         fc_norm=bool(config.get("fc_norm", inside.get("fc_norm", False))),
         norm_output=bool(config.get("norm_output", inside.get("norm_output", False))),
+        num_layers=inside.get("num_hidden_layers", 1),
     )
 
 

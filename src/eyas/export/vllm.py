@@ -115,10 +115,14 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     hidden = draft.fuse(aux.to(device, torch.float32))
     mixed = draft.mix(tokens.to(device), hidden)
     positions = torch.arange(len(tokens), device=device)
-    keys, values = draft.keys_values(mixed, positions)
-    q, k, v = (x.transpose(0, 1)[None] for x in (draft.queries(mixed, positions), keys, values))
-    attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return draft.logits(draft.carry(draft.finish(attended[0].transpose(0, 1), hidden)))
+    for layer in range(draft.config.num_layers):
+        if layer:
+            mixed = draft.enter(hidden, layer)
+        keys, values = draft.keys_values(mixed, positions, layer)
+        q, k, v = (x.transpose(0, 1)[None] for x in (draft.queries(mixed, positions, layer), keys, values))
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        hidden = draft.finish(attended[0].transpose(0, 1), hidden, layer)
+    return draft.logits(draft.carry(hidden))
 
 
 def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
@@ -131,7 +135,7 @@ def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dic
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,8 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    if address is not None and address != "auto":
+        _knock(address)
     quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
     try:
         if address is None:
@@ -32,10 +35,7 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
         else:
             ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except ConnectionError as error:
-        raise UserError(
-            f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}",
-            hint="start one there (ray start --head), or leave ray.address out to use this machine alone",
-        ) from None
+        raise _nobody(str(address), error) from None
     except RuntimeError as error:
         # Ray compares its own and Python's versions, and says which differ.
         raise UserError(
@@ -46,6 +46,24 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises: UserError when nothing listens at ``address``; Ray itself would try for minutes, and abort."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"ray.address={address} is not HOST:PORT", hint="such as 10.0.0.1:6379, or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise _nobody(address, error) from None
+
+
+def _nobody(address: str, error: Exception) -> UserError:
+    return UserError(
+        f"no Ray cluster answers at {address}: {str(error).strip().splitlines()[0]}",
+        hint="start one there (ray start --head), or leave ray.address out to use this machine alone",
+    )
 
 
 def check_room(fleet: FleetSettings) -> None:

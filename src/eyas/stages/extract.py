@@ -4,7 +4,7 @@ import collections
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.adopt import adopt
 from eyas.stages.context import RunContext, begin, finish, next_command
-from eyas.stages.shelf import Shelf, check_states
+from eyas.stages.shelf import Check, Shelf, check_states
 from eyas.stages.statistics import read_table
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
@@ -59,13 +59,16 @@ def extract(context: RunContext) -> None:
     stores = [context.folder("extract") / split for split in SPLITS]
     if not begin(context, "extract", inputs, lambda: not any(missing_shards(s) for s in stores)):
         return
-    works = [_Work(context, split, manifest) for split in SPLITS]
+    works = [Work(context, split, manifest) for split in SPLITS]
     works_to_do = [work for work in works if work.missing]
-    num_failures = _capture(context, works_to_do) if works_to_do else 0
+    capture = _capture
+    if config.extract.fleet is not None:
+        from eyas.stages.extract_fleet import capture_with_fleet as capture
+    num_failures = capture(context, works_to_do) if works_to_do else 0
     _finish(context, works, num_failures)
 
 
-class _Work:
+class Work:
     """One split: its store and the shards that are not there yet. Samples are read when they are needed."""
 
     def __init__(self, context: RunContext, split: Split, manifest: dict[str, Any]) -> None:
@@ -77,17 +80,23 @@ class _Work:
         data = fingerprint([manifest["fingerprint"], split])
         self.writer = ShardWriter(self.folder, StoreManifest(context.spec, data, self.bounds))
         self.missing = self.writer.missing()
+        self._next_shard, self._samples = 0, read_samples(self.source, self.split)
         self.missing_tokens = sum(sum(lengths[self.bounds[n] : self.bounds[n + 1]]) for n in self.missing)
 
-    def parts(self) -> Iterator[tuple[int, list[TokenizedSample]]]:
-        """Yield the missing shards with their samples, one after the other."""
-        samples, missing = read_samples(self.source, self.split), set(self.missing)
-        for number, (start, end) in enumerate(itertools.pairwise(self.bounds)):
-            part = itertools.islice(samples, end - start)
-            if number in missing:
-                yield number, list(part)
-            else:
-                collections.deque(part, maxlen=0)
+    def parts(self, shards: Iterable[int] | None = None) -> Iterator[tuple[int, list[TokenizedSample]]]:
+        """Yield shards, by default the missing ones, with their samples.
+
+        Ascending shards are read in one pass, which goes on where the last call ended.
+        """
+        for number in self.missing if shards is None else shards:
+            if number < self._next_shard:
+                self._next_shard, self._samples = 0, read_samples(self.source, self.split)
+            start, end = self.bounds[number], self.bounds[number + 1]
+            collections.deque(
+                itertools.islice(self._samples, start - self.bounds[self._next_shard]), maxlen=0
+            )
+            self._next_shard = number + 1
+            yield number, list(itertools.islice(self._samples, end - start))
 
 
 def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int], list[TokenizedSample]]:
@@ -106,15 +115,12 @@ def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int
     return lengths, examples + ([longest] if longest is not None else [])
 
 
-def _capture(context: RunContext, works: list[_Work]) -> int:
+def _capture(context: RunContext, works: list[Work]) -> int:
     """Return how many samples failed."""
     config = context.config.extract
-    settings: dict[str, Any] = {"batch_tokens": config.batch_tokens, "batch_size": config.batch_size}
-    if config.endpoint is not None:
-        settings["endpoint"] = config.endpoint
-    engine: Engine = context.make_engine(config.engine, **settings)
+    engine = make_engine(context)
     try:
-        probed = _probe(context, engine, [s for work in works for s in work.examples])
+        probed = probe_engine(context, engine, [s for work in works for s in work.examples])
         num_failures = 0
         for work in works:
             num_failures += _capture_split(engine, work, probed, config.max_failures - num_failures)
@@ -124,7 +130,16 @@ def _capture(context: RunContext, works: list[_Work]) -> int:
     return num_failures
 
 
-def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
+def make_engine(context: RunContext) -> Engine:
+    config = context.config.extract
+    settings: dict[str, Any] = {"batch_tokens": config.batch_tokens, "batch_size": config.batch_size}
+    if config.endpoint is not None:
+        settings["endpoint"] = config.endpoint
+    engine: Engine = context.make_engine(config.engine, **settings)
+    return engine
+
+
+def probe_engine(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
     spec = context.spec
     started = time.monotonic()
     engine.witness([])  # some engines start when they are first asked
@@ -147,11 +162,9 @@ def _probe(context: RunContext, engine: Engine, samples: list[TokenizedSample]) 
     return probed
 
 
-def _capture_split(engine: Engine, work: _Work, probed: Probed, max_failures: int) -> int:
+def _capture_split(engine: Engine, work: Work, probed: Probed, max_failures: int) -> int:
     """Capture the missing shards of one split; return how many samples failed."""
-    outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
-    check = functools.partial(check_states, outside=outside)
-    shelf = Shelf(work.writer, check, max_failures)
+    shelf = Shelf(work.writer, check_of(probed), max_failures)
     # An engine that does not stream holds all it is given, so it is given one shard at a time.
     together = [work.parts()] if engine.streams else ([part] for part in work.parts())
     try:
@@ -169,7 +182,14 @@ def _capture_split(engine: Engine, work: _Work, probed: Probed, max_failures: in
     return len(shelf.failures)
 
 
-def _finish(context: RunContext, works: list[_Work], num_failures: int) -> None:
+def check_of(probed: Probed) -> Check:
+    """Return the check of each sample's states against what the probe saw."""
+    return functools.partial(
+        check_states, outside=functools.partial(outside_envelope, envelope=probed.envelope[:-1])
+    )
+
+
+def _finish(context: RunContext, works: list[Work], num_failures: int) -> None:
     spec = context.spec
     fingerprints = {work.split: ShardStore(work.folder).fingerprint for work in works}
     size = sum(p.stat().st_size for p in Path(context.folder("extract")).rglob("*.safetensors"))

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ import torch
 
 from eyas.errors import ContractError, EyasError
 from eyas.stages.statistics import LayerSums, record_sums, summarise
+from eyas.store.manifest import ShardRecord
 from eyas.store.shards import ShardWriter
 from eyas.threads import tensor_pool
 from eyas.types import Failure, HiddenStates, TokenizedSample
@@ -52,6 +54,7 @@ class Shelf:
         self.failures: list[Failure] = []
         self.blocked_s = 0.0
         self.written_bytes = 0
+        self.written: queue.SimpleQueue[ShardRecord] = queue.SimpleQueue()  # for those who wait for shards
         self._shards: dict[int, _Shard] = {}
         self._shard_of: dict[str, int] = {}
         self._num_feeding = 0
@@ -124,6 +127,7 @@ class Shelf:
             record_sums(self.writer.folder, number, aux, last)
         record = self.writer.write(number, states, shard.failures)
         self.written_bytes += record.num_bytes
+        self.written.put(record)
 
     def _check_failures(self) -> None:
         if len(self.failures) > self.max_failures:

@@ -152,6 +152,7 @@ def draft_config(context: RunContext, vocab_size: int) -> DraftConfig:
         shape.fc_norm,
         shape.norm_output,
         shape.hidden_size,
+        num_layers=shape.num_layers,
     )
 
 

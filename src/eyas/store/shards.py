@@ -125,8 +125,10 @@ def _tensors(states: Sequence[HiddenStates], manifest: StoreManifest) -> dict[st
 
 
 class ShardStore:
-    """A StateReader over a finished store. A shard's checksum is verified when it is first opened.
+    """A StateReader over a finished store. A shard's checksum is verified before its first states are read.
 
+    Lengths and tokens come from the headers at once: hashing a large store takes minutes, and is done by
+    the threads that read ahead while training runs.
     Raises: ContractError when shards are missing or damaged, naming them.
     """
 
@@ -146,6 +148,9 @@ class ShardStore:
         )
         self._records = records
         self._open = lru_cache(maxsize=64)(self._open_shard)
+        # Threads that read ahead meet at the same shards; one of them verifies, the others wait for it.
+        self._verifying = {shard: threading.Lock() for shard in records}
+        self._verified: set[int] = set()
         self._places = [(shard, i) for shard in sorted(records) for i in range(records[shard].num_samples)]
         self._lengths: list[int] | None = None
 
@@ -157,31 +162,43 @@ class ShardStore:
 
     def read(self, index: int) -> HiddenStates:
         shard, place = self._places[index]
+        if shard not in self._verified:
+            with self._verifying[shard]:
+                self._verify(shard)
         return self._open(shard).read(place)
 
     def sample(self, index: int) -> TokenizedSample:
-        """Return the tokens of a sample without its states."""
+        """Return the tokens of a sample without its states; its shard may not be verified yet."""
         shard, place = self._places[index]
         return self._open(shard).samples[place]
 
+    def _verify(self, shard: int) -> None:
+        if shard in self._verified:
+            return
+        path = shard_path(self.folder, shard)
+        if checksum_of_file(path) != self._records[shard].checksum:
+            raise ContractError(f"{path} is damaged: its checksum is not the one written", hint=_redo(path))
+        self._verified.add(shard)
+
     def _open_shard(self, shard: int) -> "_OpenShard":
         path = shard_path(self.folder, shard)
-        record = self._records[shard]
-        redo = f"delete {path.name} and run the same eyas extract again; it redoes exactly this shard"
+        record, redo = self._records[shard], _redo(path)
         if not _is_whole(path, record.num_bytes):
             size = path.stat().st_size if path.is_file() else "no file"
             raise ContractError(
                 f"{path} is damaged: {size} bytes, {record.num_bytes} were written", hint=redo
             )
-        if checksum_of_file(path) != record.checksum:
-            raise ContractError(f"{path} is damaged: its checksum is not the one written", hint=redo)
         try:
             opened = _OpenShard(path)
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise ContractError(f"{path} cannot be read: {error}", hint=redo) from None
+        except (SafetensorError, KeyError, ValueError, ContractError) as error:
+            raise ContractError(f"{path} is damaged: {error}", hint=redo) from None
         if opened.target != self.spec.fingerprint:
             raise ContractError(f"{path} holds states of another target", hint=redo)
         return opened
+
+
+def _redo(path: Path) -> str:
+    return f"delete {path.name} and run the same eyas extract again; it redoes exactly this shard"
 
 
 class _OpenShard:

@@ -14,7 +14,8 @@ ELSEWHERE = "weights_elsewhere.json"
 class Files(Protocol):
     """What reading single tensors takes of a place; ``where`` names it in messages."""
 
-    where: str
+    @property
+    def where(self) -> str: ...
 
     def weight_files(self) -> list[str]: ...
 
@@ -32,7 +33,7 @@ class LocalFiles:
     folder: Path
 
     @property
-    def where(self) -> str:  # type: ignore[override]
+    def where(self) -> str:
         return str(self.folder)
 
     def weight_files(self) -> list[str]:
@@ -60,8 +61,12 @@ class RemoteFiles:
     """A model folder behind an fsspec URL: hf://owner/name@revision, s3://, gs://, https://."""
 
     def __init__(self, url: str) -> None:
-        self.where = url.rstrip("/")
-        self._fs, self._root = open_url(self.where)
+        self._url = url.rstrip("/")
+        self._fs, self._root = open_url(self._url)
+
+    @property
+    def where(self) -> str:
+        return self._url
 
     def weight_files(self) -> list[str]:
         try:

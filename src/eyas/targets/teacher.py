@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -52,7 +53,7 @@ class TeacherHead:
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "TeacherHead":
         """Return a copy on ``device`` in ``dtype``; a tied head stays one tensor."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device, dtype)
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), torch.Tensor)

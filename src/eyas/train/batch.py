@@ -54,7 +54,7 @@ def pack_batch(
 
 
 def lay_out(states: Sequence[HiddenStates], num_steps: int, dtype: torch.dtype, pinned: bool) -> PackedBatch:
-    """Pack on the CPU; ``pinned`` memory can be copied to a GPU while both go on working."""
+    """Pack where the states lie; ``pinned`` memory can be copied to a GPU while both go on working."""
     samples = [s.sample for s in states]
     lengths = torch.tensor([len(s) for s in samples])
     documents = torch.repeat_interleave(torch.arange(len(samples)), lengths)
@@ -65,7 +65,8 @@ def lay_out(states: Sequence[HiddenStates], num_steps: int, dtype: torch.dtype, 
 
     def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         shape = (sum(len(t) for t in tensors), *tensors[0].shape[1:])
-        out = torch.empty(shape, dtype=dtype, pin_memory=pinned)
+        device = tensors[0].device
+        out = torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned and device.type == "cpu")
         torch._foreach_copy_(list(out.split([len(t) for t in tensors])), list(tensors))
         return out
 
@@ -78,4 +79,4 @@ def lay_out(states: Sequence[HiddenStates], num_steps: int, dtype: torch.dtype, 
         last=joined([s.last for s in states]),
         plan=plan,
     )
-    return batch.each(lambda tensor: tensor.pin_memory()) if pinned else batch
+    return batch.each(lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory()) if pinned else batch

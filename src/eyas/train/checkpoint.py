@@ -1,7 +1,7 @@
 """Checkpoints: a folder that is complete or absent, and that training goes on from bit by bit."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from eyas.files import atomic_folder, read_json, sha256_of_file, write_json
 from eyas.types import TargetSpec, VocabMap
 
 FORMAT_VERSION = 1
+# What a weight's own entry in optimizer.safetensors is called, beside its moments.
+_MASTER = "master"
 
 
 @dataclass(frozen=True)
@@ -34,17 +36,29 @@ class Checkpoint:
     metrics: Mapping[str, Any]
 
 
-def save_checkpoint(checkpoint: Checkpoint, draft: Eagle3Draft, optimizer: torch.optim.AdamW) -> None:
-    """Write weights, optimizer state and description; the frozen embedding stays with the target."""
+def save_checkpoint(
+    checkpoint: Checkpoint,
+    draft: Eagle3Draft,
+    optimizers: Sequence[torch.optim.Optimizer],
+    masters: Mapping[str, torch.Tensor],
+) -> None:
+    """Write weights, optimizer state and description; the frozen embedding stays with the target.
+
+    ``masters`` are the weights that training goes on from, where ``draft`` holds their average.
+    """
     trainable = draft.trainable()
     with atomic_folder(checkpoint.folder) as folder:
         save_file(
             {n: p.detach().cpu().contiguous() for n, p in trainable.items()}, folder / "draft.safetensors"
         )
-        moments = {}
-        for name, parameter in trainable.items():
-            for key, value in optimizer.state[parameter].items():
-                moments[f"{name}:{key}"] = value.cpu().contiguous()
+        names_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in trainable.items()}
+        moments = {
+            f"{names_of[parameter]}:{key}": value.cpu().contiguous()
+            for optimizer in optimizers
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+        }
+        moments |= {f"{name}:{_MASTER}": value.cpu().contiguous() for name, value in masters.items()}
         save_file(moments, folder / "optimizer.safetensors")
         save_file({"target_ids": torch.from_numpy(checkpoint.vocab.target_ids)}, folder / "vocab.safetensors")
         names = ("draft.safetensors", "optimizer.safetensors", "vocab.safetensors")
@@ -110,14 +124,25 @@ def load_weights(checkpoint: Checkpoint, draft: Eagle3Draft) -> None:
         parameter.copy_(stored[name])
 
 
-def load_optimizer(checkpoint: Checkpoint, draft: Eagle3Draft, optimizer: torch.optim.AdamW) -> None:
-    """Restore AdamW's fp32 moments and step counts."""
-    stored = load_file(checkpoint.folder / "optimizer.safetensors")
-    for name, parameter in draft.trainable().items():
-        state = optimizer.state[parameter]
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            value = stored[f"{name}:{key}"]
-            state[key] = value if key == "step" and not parameter.is_cuda else value.to(parameter.device)
+@torch.no_grad()
+def load_optimizers(
+    checkpoint: Checkpoint, draft: Eagle3Draft, optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Restore the fp32 moments and step counts of each parameter's optimizer, and masters if there are."""
+    trainable = draft.trainable()
+    state_of = {
+        parameter: optimizer.state[parameter]
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for entry, value in load_file(checkpoint.folder / "optimizer.safetensors").items():
+        name, key = entry.split(":")
+        parameter = trainable[name]
+        if key == _MASTER:
+            parameter.copy_(value)
+        else:
+            state_of[parameter][key] = value.to(parameter.device)
 
 
 def checkpoint_folder(root: Path, step: int) -> Path:

@@ -1,10 +1,12 @@
 """One process a GPU, started by torch's own launcher: what torchrun does, from the command that trains."""
 
 import logging
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -12,7 +14,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 def launch_ranks(num_ranks: int, arguments: Sequence[str]) -> None:
     """Run ``eyas`` with ``arguments`` in ``num_ranks`` processes of this machine that find each other.
 
-    Raises: SystemExit with the exit code of a process that failed; it has said why itself.
+    Raises: SystemExit with the exit code of a process that failed, which has said why itself;
+    KeyboardInterrupt when the user interrupted all of them.
     """
     config = LaunchConfig(
         min_nodes=1,
@@ -29,6 +32,10 @@ def launch_ranks(num_ranks: int, arguments: Sequence[str]) -> None:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, sys.executable)("-m", "eyas", *arguments)
+    except SignalException as signalled:
+        if signalled.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(128 + signalled.sigval) from None
     except ChildFailedError as failed:
         codes = [failure.exitcode for failure in failed.failures.values()]
         # Ranks that were ended because another one failed have a negative code: a signal.

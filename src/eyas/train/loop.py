@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -19,12 +19,13 @@ from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.store.base import StateReader
 from eyas.targets.teacher import TeacherHead
+from eyas.train.average import WeightAverage
 from eyas.train.batch import PackedBatch, lay_out
 from eyas.train.checkpoint import (
     Checkpoint,
     checkpoint_folder,
     latest_checkpoint,
-    load_optimizer,
+    load_optimizers,
     load_weights,
     mark_best,
     prune,
@@ -34,7 +35,7 @@ from eyas.train.checkpoint import (
 from eyas.train.feed import feed
 from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.metrics import Acceptance, StepSums, replay_answers
-from eyas.train.optim import Stepper, make_optimizer
+from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.ranks import Ranks, share_of
 from eyas.train.schedule import check_ranks, costs_of, plan_steps
 from eyas.train.teacher import teacher_targets
@@ -76,14 +77,14 @@ class Trainer:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.dtype = getattr(torch, self.settings.compute_dtype)
+        self.dtype = compute_dtype(self.settings, self.device)
         self.teacher = self.teacher.to(self.device, self.dtype)
         if self.device.type == "cuda" and not self.draft.config.has_own_embedding:
             # One embedding on the card, in the compute dtype; it is frozen, so nothing is lost.
             self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
         self.draft.to(self.device)
         self.target_ids = torch.from_numpy(self.vocab.target_ids).to(self.device)
-        self.fused = fused_unroll(self.draft, self.dtype, self.device)
+        self.fused = fused_unroll(self.draft, self.dtype, self.device, self.settings)
         if self.fused and self.ranks.size > 1:
             self.fused.weights.hand_over = self.ranks.start_adding_up
         # One entry for each step of the optimizer: its micro-batches, as indices of samples. They are the
@@ -94,9 +95,12 @@ class Trainer:
         self._share = [
             share_of(step, [float(costs[pack].sum()) for pack in step], self.ranks) for step in self.batches
         ]
-        self.optimizer = make_optimizer(self.draft, self.settings)
+        adamw, muon = make_optimizers(self.draft, self.settings)
+        self.optimizers = [adamw, muon] if muon else [adamw]
         copies = self.fused.weights.copies if self.fused else None
-        self.stepper = Stepper(self.optimizer, self.settings, len(self.batches), copies)
+        self.stepper = Stepper(adamw, self.settings, len(self.batches), copies, muon)
+        decay = self.settings.average_decay
+        self.average = None if decay is None else WeightAverage(self.draft, decay)
         self.settings_fingerprint = fingerprint(
             [
                 self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),
@@ -124,11 +128,29 @@ class Trainer:
                 saving = done % settings.save_every == 0 or done == last
                 if validating or saving or done % _READ_EVERY == 0:
                     self._read()
-                if validating:
-                    self._validate(done)
-                if saving:
-                    self._save(done)
+                if validating or saving:
+                    with self.averaged():
+                        if validating:
+                            self._validate(done)
+                        if saving:
+                            self._save(done)
                 progress.advance(1, self._latest())
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the draft be the averaged one, where an average is kept."""
+        if self.average is None:
+            yield
+            return
+        with self.average.in_place():
+            self._refresh()
+            yield
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Tell the fast path that something other than the optimizer changed the weights."""
+        if self.fused:
+            self.fused.weights.refresh()
 
     def validate(self) -> tuple[StepSums, Acceptance]:
         """Measure loss and acceptance on the held-out states; every rank gets the figures of all."""
@@ -153,7 +175,7 @@ class Trainer:
         if self.fused:
             self.fused.weights.start()
         else:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.draft.zero_grad(set_to_none=True)
         sums = [torch.zeros(2 + 3 * self.settings.num_unroll_steps, dtype=torch.float64, device=self.device)]
         for number, batch in enumerate(batches, start=1):
             if self.fused and number == num_batches:
@@ -170,6 +192,8 @@ class Trainer:
         self.ranks.add_up(total)
         self.ranks.finish_adding_up()
         outcome = self.stepper.step(total[0], total[-1])
+        if self.average:
+            self.average.update(step)
         facts = torch.stack([outcome.grad_norm.double(), outcome.rate.double(), outcome.taken.double()])
         self._queue.append(_Queued(step, torch.cat([total, facts])))
 
@@ -217,7 +241,13 @@ class Trainer:
             )
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             result = run_unroll(
-                self.draft, self.teacher, self.target_ids, batch, settings.step_decay, settings.loss
+                self.draft,
+                self.teacher,
+                self.target_ids,
+                batch,
+                settings.step_decay,
+                settings.loss,
+                with_gradients and settings.recompute,
             )
         if with_gradients:
             result.loss.backward()
@@ -270,14 +300,14 @@ class Trainer:
                 "num_skipped": self.num_skipped,
             },
         )
-        save_checkpoint(checkpoint, self.draft, self.optimizer)
+        masters = self.average.masters if self.average else {}
+        save_checkpoint(checkpoint, self.draft, self.optimizers, masters)
         if self.best_step == step:
             mark_best(self.root, folder)
         prune(self.root)
 
     def _resume(self) -> int:
-        if self.fused:
-            self.fused.weights.refresh()
+        self._refresh()
         folder = self.ranks.on_first(lambda: latest_checkpoint(self.root))
         if folder is None:
             return 0
@@ -291,9 +321,10 @@ class Trainer:
                 hint="start over with --fresh, or name another run_dir",
             )
         load_weights(checkpoint, self.draft)
-        load_optimizer(checkpoint, self.draft, self.optimizer)
-        if self.fused:
-            self.fused.weights.refresh()
+        if self.average:
+            self.average.restart()
+        load_optimizers(checkpoint, self.draft, self.optimizers)
+        self._refresh()
         self.stepper.num_taken.fill_(checkpoint.metrics["num_taken"])
         self.num_skipped = checkpoint.metrics["num_skipped"]
         self.history = list(checkpoint.metrics["history"])
@@ -311,11 +342,25 @@ class Trainer:
             f.write(json.dumps(row) + "\n")
 
 
-def fused_unroll(draft: Eagle3Draft, dtype: torch.dtype, device: torch.device) -> FusedUnroll | None:
-    """Return the fast path where it runs: on a GPU whose kernels fit the draft's heads."""
-    if device.type != "cuda":
-        return None
-    if not FusedUnroll.fits(draft):
+def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
+    """Return the type of matrix multiplications; masters, moments and gradient sums stay fp32."""
+    if settings.compute_dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, settings.compute_dtype)
+    return dtype
+
+
+def fused_unroll(
+    draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, settings: TrainSettings
+) -> FusedUnroll | None:
+    """Return the fast path where it runs: on a GPU whose kernels fit the draft."""
+    if draft.config.num_layers > 1:
+        layers = draft.config.num_layers
+        say(
+            f"train: a draft of {layers} layers takes the plain path; every row runs all of them but the last"
+        )
+    elif device.type == "cuda" and not FusedUnroll.fits(draft):
         say("train: the GPU kernels do not fit the draft's shape; the plain path trains it, slower")
-        return None
-    return FusedUnroll(draft, dtype)
+    elif device.type == "cuda":
+        return FusedUnroll(draft, dtype, settings.train_head, settings.recompute)
+    return None

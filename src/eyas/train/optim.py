@@ -1,4 +1,4 @@
-"""AdamW in fp32 with warm-up and cosine decay; a whole step stays on the device."""
+"""AdamW (and Muon) in fp32 with warm-up and cosine decay; with AdamW alone a step stays on the device."""
 
 import math
 from collections.abc import Mapping
@@ -20,10 +20,11 @@ class StepOutcome:
 
 
 class Stepper:
-    """Steps ``adamw`` with summed gradients, or leaves everything as it is when they are not finite.
+    """Steps the optimizers with summed gradients, or leaves everything as it is when they are not finite.
 
     ``num_taken`` counts the steps taken; the learning rate advances only with it. ``copies`` are the fast
-    path's, by parameter: with them, a kernel of our own updates and copies in one pass.
+    path's, by parameter: with them, a kernel of our own updates AdamW's and copies in one pass. ``muon``
+    takes its rate from the host, so with it every step waits for the device once.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class Stepper:
         settings: TrainSettings,
         num_steps: int,
         copies: Mapping[torch.Tensor, torch.Tensor] | None = None,
+        muon: torch.optim.Muon | None = None,
     ) -> None:
-        self.adamw = adamw
+        self.adamw, self.muon = adamw, muon
         self.copies = copies
-        self.parameters = [p for group in adamw.param_groups for p in group["params"]]
+        groups = adamw.param_groups + (muon.param_groups if muon else [])
+        self.parameters = [p for group in groups for p in group["params"]]
         self.max_grad_norm = settings.max_grad_norm
         device = self.parameters[0].device
         rates = [learning_rate(step, num_steps, settings) for step in range(num_steps)]
@@ -59,6 +62,8 @@ class Stepper:
             self._update(rate, divisor, finite)
         else:
             self._update_and_copy(rate, divisor, finite, self.copies)
+        if self.muon is not None and finite:
+            self._update_by_muon(self.muon, float(rate), divisor)
         self.num_taken += finite
         return StepOutcome(norm, rate, finite)
 
@@ -69,6 +74,15 @@ class Stepper:
         self.adamw.grad_scale = divisor  # type: ignore[attr-defined]
         self.adamw.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.adamw.step()
+
+    def _update_by_muon(self, muon: torch.optim.Muon, rate: float, divisor: torch.Tensor) -> None:
+        for group in muon.param_groups:
+            group["lr"] = rate
+            torch._foreach_div_([p.grad for p in group["params"]], divisor)
+        muon.step()
+        if self.copies is not None:
+            for parameter in muon.state:
+                self.copies[parameter].copy_(parameter)
 
     def _update_and_copy(
         self,
@@ -107,18 +121,36 @@ class Stepper:
                 )
 
 
-def make_optimizer(draft: Eagle3Draft, settings: TrainSettings) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters; only matrices decay."""
+def make_optimizers(
+    draft: Eagle3Draft, settings: TrainSettings
+) -> tuple[torch.optim.AdamW, torch.optim.Muon | None]:
+    """Return the optimizers that share the trainable parameters; only matrices decay.
+
+    Muon takes the matrices of ``fc`` and the layer, where it is asked for, with updates of AdamW's size
+    so that one rate fits both.
+    """
     trainable = draft.trainable()
     assert all(p.dtype == torch.float32 for p in trainable.values()), "master weights are fp32"
+    head = trainable.pop("lm_head.weight")
+    tables = [trainable.pop(name) for name in list(trainable) if name == "embed_tokens.weight"]
     matrices = [p for p in trainable.values() if p.ndim == 2]
     vectors = [p for p in trainable.values() if p.ndim != 2]
-    assert len(matrices) + len(vectors) == len(trainable)
+    muon = None
+    if settings.optimizer == "muon":
+        muon = torch.optim.Muon(
+            matrices,
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        matrices = []
+    matrices = [*matrices, *tables, *([head] if settings.train_head else [])]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
+    adamw = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
+    return adamw, muon
 
 
 def learning_rate(step: int, num_steps: int, settings: TrainSettings) -> float:

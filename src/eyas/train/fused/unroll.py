@@ -52,11 +52,17 @@ class _Saved:
 
 
 class FusedUnroll:
-    """Computes a batch's loss, and adds its gradients to the buffers of ``weights``."""
+    """Computes a batch's loss, and adds its gradients to the buffers of ``weights``.
 
-    def __init__(self, draft: Eagle3Draft, dtype: torch.dtype) -> None:
+    Without ``train_head`` the head's gradient is left out. With ``recompute`` the MLP is computed again in
+    the backward pass, step by step, and nothing of it is kept.
+    """
+
+    def __init__(
+        self, draft: Eagle3Draft, dtype: torch.dtype, train_head: bool = True, recompute: bool = False
+    ) -> None:
         config = draft.config
-        self.draft = draft
+        self.draft, self.train_head, self.recompute = draft, train_head, recompute
         self.eps = config.rms_norm_eps
         self.heads = Heads(
             config.num_key_value_heads,
@@ -64,6 +70,7 @@ class FusedUnroll:
             config.head_dim,
         )
         self.weights = Weights(draft, dtype)
+        self.weights.frozen = set() if train_head else {"head"}
         self.weights.refresh()
         self.ops: Any = plain_ops
         if draft.fc.weight.is_cuda:
@@ -73,12 +80,12 @@ class FusedUnroll:
 
     @staticmethod
     def fits(draft: Eagle3Draft) -> bool:
-        """Whether the GPU kernels' tiles hold the draft's heads; none of them trains an embedding."""
+        """Whether the draft has one layer, tiles for its heads, and no embedding to be trained."""
         config = draft.config
         if config.has_own_embedding:
             return False
         group = config.num_attention_heads // config.num_key_value_heads
-        return config.head_dim in (16, 32, 64, 128) and group <= 64
+        return config.num_layers == 1 and config.head_dim in (16, 32, 64, 128) and group <= 64
 
     @torch.no_grad()
     def run(
@@ -131,6 +138,7 @@ class FusedUnroll:
         self.ops.rotate(first_kv, cos, sin, self.heads.kv_heads, first_kv)
         query_width = config.num_attention_heads * config.head_dim
         hidden = room(rows, width)
+        mlp_rows = len(batch.plan.rows[0]) if self.recompute else rows
         return _Saved(
             fused_input,
             first_hidden,
@@ -141,16 +149,16 @@ class FusedUnroll:
             own_kv=room(steps.num_own, first_kv.shape[1]),
             attended=room(rows, query_width),
             middle=room(rows, width),
-            normed_middle=room(rows, width),
-            gate_up=room(rows, 2 * config.intermediate_size),
-            activated=room(rows, config.intermediate_size),
+            normed_middle=room(mlp_rows, width),
+            gate_up=room(mlp_rows, 2 * config.intermediate_size),
+            activated=room(mlp_rows, config.intermediate_size),
             hidden=hidden,
             carried=room(rows, width) if config.norm_output else hidden,
             grad_normed=room(rows, width),
         )
 
     def _forward_step(self, batch: PackedBatch, steps: Steps, saved: _Saved, k: int) -> None:
-        matrix, vector, here, plan = self.weights.matrix, self.weights.vector, steps.rows[k], batch.plan
+        matrix, here, plan = self.weights.matrix, steps.rows[k], batch.plan
         cos, sin = self._turns(batch.positions[plan.rows[k]] + k)
         saved.turns.append((cos, sin))
         mixed, middle = saved.mixed[here], saved.middle[here]
@@ -177,12 +185,21 @@ class FusedUnroll:
             )
         )
         middle.addmm_(attended, matrix["o"].T)
-        normed = saved.normed_middle[here]
-        self.ops.rms(middle, vector[_POST], self.eps, normed)
-        gate_up = torch.mm(normed, matrix["gate_up"].T, out=saved.gate_up[here])
-        activated = saved.activated[here]
-        self.ops.swiglu(gate_up, activated)
+        activated = self._mlp(saved, here)
         torch.addmm(middle, activated, matrix["down"].T, out=saved.hidden[here])
+
+    def _mlp(self, saved: _Saved, here: slice) -> torch.Tensor:
+        """Compute what the MLP's last matrix reads, from the state between attention and MLP."""
+        mlp = self._mlp_rows(here)
+        normed, activated = saved.normed_middle[mlp], saved.activated[mlp]
+        self.ops.rms(saved.middle[here], self.weights.vector[_POST], self.eps, normed)
+        gate_up = torch.mm(normed, self.weights.matrix["gate_up"].T, out=saved.gate_up[mlp])
+        self.ops.swiglu(gate_up, activated)
+        return activated
+
+    def _mlp_rows(self, here: slice) -> slice:
+        """Where the MLP's activations of a step lie: all steps share one place if they are not kept."""
+        return slice(0, here.stop - here.start) if self.recompute else here
 
     def _hold_to_teacher(
         self,
@@ -212,7 +229,8 @@ class FusedUnroll:
             best.append(argmax)
             if with_gradients:
                 torch.mm(logits, head, out=saved.grad_normed[here][done : done + len(chunk)])
-                self.weights.add("head", logits, chunk)
+                if self.train_head:
+                    self.weights.add("head", logits, chunk)
             done += len(chunk)
         return torch.cat(best)
 
@@ -245,10 +263,15 @@ class FusedUnroll:
             )
             weights.add_vector(_FINAL, of_weight)
 
+            if self.recompute:
+                weights.add("down", leaving, self._mlp(saved, here))
+            mlp = self._mlp_rows(here)
             grad_activated = leaving @ matrix["down"]
-            gate_up = saved.gate_up[here]
+            gate_up = saved.gate_up[mlp]
             self.ops.swiglu_backward_(grad_activated, gate_up)
             del grad_activated
+            if self.recompute:
+                weights.add("gate_up", gate_up, saved.normed_middle[mlp])
             grad_middle = saved.middle[here]
             of_weight = self.ops.rms_backward(
                 gate_up @ matrix["gate_up"],
@@ -297,8 +320,9 @@ class FusedUnroll:
         if not steps.rows:
             return
 
-        weights.add("gate_up", saved.gate_up, saved.normed_middle)
-        weights.add("down", saved.grad_normed, saved.activated)
+        if not self.recompute:
+            weights.add("gate_up", saved.gate_up, saved.normed_middle)
+            weights.add("down", saved.grad_normed, saved.activated)
         weights.add("o", saved.middle, saved.attended)
         weights.add("q", saved.queries, saved.mixed)
         weights.complete("gate_up", "down", "o", "q")

@@ -1,0 +1,116 @@
+"""Writes targets.md from the table of families, the tiny models of the tests, and the last run of vLLM.
+
+python docs/reference/make_targets.py
+"""
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parents[1] / "src")]
+
+from eyas.targets.families import FAMILIES, Family  # noqa: E402
+from families import TINY, Tiny  # noqa: E402
+
+HEAD = """# Supported targets
+
+Made by `docs/reference/make_targets.py`; a test holds it to the code. Each row is a tiny random model of the true class
+(`tests/families.py`). In transformers {transformers} every row has passed `tests/contract/test_families.py`: the
+description read from its files; the teacher rebuilt from the last hidden state gives the model's own logits; every layer id
+is the index of transformers' `hidden_states`; answers do not depend on their batch; a draft learns, is exported and loads.
+
+The last two columns are a run of `benchmarks/targets_in_vllm.py` with {engine} on two CPU cores: how states were captured
+and the largest difference from transformers relative to a layer, and whether vLLM decoded with the exported draft to
+transformers' own text, token for token. What a row lacks there, its remark explains. Latent attention ran with
+`VLLM_MLA_DISABLE=1`: that build's kernels for it take heads of 576 only.
+
+| target | architecture in config.json | final norm | logits | states in vLLM | decodes in vLLM |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+TAIL = """
+## How a target may be stored
+
+One safetensors file or many, with an index or without, tied or untied; a second copy in the maker's own format
+(`consolidated*`) is left alone. Every file is checked to be there and whole before anything runs. The text model may lie
+inside a wrapper of several modalities.
+
+Of the weights the trainer reads the embedding, the final norm and the head, by byte range, and the dense weights of the last
+layer that a draft can start from: also from a hub or a bucket (`target.model: s3://bucket/model`, `https://…`, or a hub id).
+Only an engine needs the whole model on its machine.
+
+| quantisation of embedding or head | read |
+| --- | --- |
+| compressed-tensors `pack-quantized`, 4 or 8 bits, symmetric, a scale a group or row, reordered or not | yes |
+| FP8 with a scale for the tensor, the row, or blocks of 128 x 128 | yes |
+| GPTQ, AWQ, NVFP4, MXFP4, bitsandbytes, asymmetric integers | refused by name; most checkpoints leave the head alone |
+
+Quantised layers are the engine's business; the draft never inherits `quantization_config`. Experts in compressed-tensors INT4
+(W4A16, groups of 32, as Kimi-K2.5 ships) were run through transformers and equal the dequantised model. vLLM's CPU build has
+such a kernel for processors with AMX tiles only, so they have not been run through vLLM here.
+
+## What a draft takes over
+
+Width, MLP, heads, rotary base and scaling (linear, llama3, YaRN), and the largest position. A target that attends over latents,
+or a draft of another width (`draft.hidden_size`), gets heads of 128 (or 64, 32) instead. YaRN's `mscale` is dropped, and
+`longrope`, `dynamic`, partial and multimodal rotation become plain: engines differ there, and the draft learns with what
+serves it. A draft of another width carries an embedding of its own, which vLLM loads and SGLang does not. Drafts are
+Llama-like; the MLA draft (`Eagle3DeepseekV2ForCausalLM`) is not made yet.
+
+## A further architecture
+
+Needs a line in `eyas/targets/families.py` (how its final norm uses its weight, what happens to its logits) and a tiny model
+of its class in `tests/families.py`. Anything else is refused with the closest match: a guess could train on a wrong teacher
+without an error.
+"""
+
+
+def targets_page() -> str:
+    results = json.loads((HERE / "targets-in-vllm.json").read_text())
+    rows = [_row(name, tiny, results.get(name, {})) for name, tiny in TINY.items()]
+    remarks = [f"- {name}: {_remark(r['error'])}" for name in TINY if "error" in (r := results.get(name, {}))]
+    head = HEAD.format(transformers=version("transformers"), engine=results["engine"])
+    return head + "".join(rows) + "\nRemarks:\n\n" + "\n".join(remarks) + "\n" + TAIL
+
+
+# What vLLM said, and what it means.
+_MEANINGS = {
+    "does not support EAGLE3 interface": "vLLM's class has no EAGLE-3 interface: states by hooks, and no draft is served",
+    "failed to be inspected": "vLLM's module for it imports torchvision, which is not there for this build",
+    "The expanded size of the tensor": "not a class of vLLM's own; its wrapper around transformers fails here: {error}",
+    "states of s0 are not finite": "vLLM gives states that are not finite for this tiny shape; the capture's checks refuse them",
+}
+
+
+def _remark(error: str) -> str:
+    error = error.replace("[rank0]: ", "").replace("eyas.errors.EyasError: ", "")
+    for sign, meaning in _MEANINGS.items():
+        if sign in error:
+            return meaning.format(error=error)
+    return error
+
+
+def _row(name: str, tiny: Tiny, result: dict[str, Any]) -> str:
+    architecture = tiny.released_as or tiny.architecture
+    family = FAMILIES[architecture]
+    norm = {"rms": "RMS", "rms_one_plus": "RMS, (1 + w)", "layer": "LayerNorm"}[family.norm_kind]
+    states = f"{result['way']}, {result['difference']:.0e}" if "difference" in result else "remark"
+    if result.get("dtype") == "bfloat16" and "difference" in result:
+        states += " (bfloat16)"
+    decodes = {True: "yes", False: "near-ties differ", None: "remark"}[result.get("decodes")]
+    target = f"{family.name} ({name})"
+    return f"| {target} | {architecture} | {norm} | {_logits(family, tiny)} | {states} | {decodes} |\n"
+
+
+def _logits(family: Family, tiny: Tiny) -> str:
+    words = ["tied head"] if tiny.tied else []
+    words += ["soft cap"] if family.softcap_key else []
+    words += [f"/ {family.logit_divisor_key}"] if family.logit_divisor_key else []
+    return ", ".join(words) or "plain"
+
+
+if __name__ == "__main__":
+    (HERE / "targets.md").write_text(targets_page(), encoding="utf-8")
