@@ -13,6 +13,7 @@ import click
 from eyas import verbs
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
+from eyas.progress import say
 
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "
@@ -348,7 +349,7 @@ def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **name
         _show(debug, error.what, error.hint)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        click.echo("interrupted; the same command goes on from here", err=True)
+        say("interrupted; the same command goes on from here")  # of several ranks, the first
         sys.exit(130)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         sys.stderr.close()
