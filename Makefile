@@ -1,10 +1,10 @@
-# Two commands do everything: make demo, make test.
+# Two commands do everything: make demo, make test. make docs builds the site, make dist the packages.
 PYTHON ?= python3
 BIN := .venv/bin
 # --no-deps: the requirement files are complete, and a resolver could pull a CUDA build of torch.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-vllm-versions check format clean
+.PHONY: demo test test-vllm-versions check docs dist format clean
 
 demo: .venv/demo.done
 	$(BIN)/eyas run -c recipes/smollm2-cpu.yaml
@@ -20,6 +20,13 @@ check: .venv/test.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Broken links are errors.
+docs: .venv/docs.done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: .venv/test.done
+	$(BIN)/python -m build --no-isolation
 
 format: .venv/test.done
 	$(BIN)/ruff check --fix .
@@ -38,5 +45,9 @@ format: .venv/test.done
 	$(PIP) --no-deps -r requirements/test.txt
 	@touch $@
 
+.venv/docs.done: requirements/docs.txt .venv/demo.done
+	$(PIP) --no-deps -r requirements/docs.txt
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-vllm runs
+	rm -rf .venv .venv-vllm build dist runs site

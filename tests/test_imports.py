@@ -23,10 +23,12 @@ BASE = {
     "eyas.tensorfile",
     "eyas.threads",
     "eyas.config.schema",
+    "eyas.screens",
 }
 # Beyond BASE and itself, each part may import these (a package, or single modules of one).
 MAY_IMPORT: dict[str, set[str]] = {
-    "cli": {"config", "stages"},
+    "cli": {"config", "verbs"},
+    "verbs": {"config", "stages"},
     "stages": {
         "config",
         "targets",
@@ -38,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "export",
         "evaluate",
         "scale",
+        "trackers",
     },
     "config": set(),
     "targets": set(),
@@ -48,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"draft", "store.base", "targets", "data.pack"},
     "export": {"draft"},
     "evaluate": {"draft", "engines.base", "store.base", "targets", "train"},
+    "trackers": set(),
     "scale": {"engines", "store", "train"},
 }
 # Words that stand on few others, so that everybody can stand on them.
@@ -59,6 +63,7 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas.tensorfile": set(),
     "eyas.threads": set(),
     "eyas.config.schema": set(),
+    "eyas.screens": {"eyas.progress"},
     "eyas.layer_ids": {"eyas.errors"},
     "eyas.registry": {"eyas.errors"},
     "eyas.types": {"eyas.errors", "eyas.files", "eyas.layer_ids"},
@@ -66,18 +71,20 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
 # Loaded only when used: too slow for a command line's start, or not installed everywhere.
 LIGHT = (
     "cli",
+    "verbs",
     "__main__",
     "__init__",
     "errors",
     "files",
     "layer_ids",
     "progress",
+    "screens",
     "registry",
     "types",
     "config",
 )
 SLOW = {"torch", "transformers", "pyarrow", "safetensors", "vllm", "ray"}
-OPTIONAL = {"vllm", "ray", "gguf", "accelerate"}
+OPTIONAL = {"vllm", "ray", "gguf", "accelerate", "tensorboard", "wandb", "mlflow", "trackio"}
 
 
 def module_name(path: Path) -> str:

@@ -185,6 +185,7 @@ def make_trainer(
     spec: TargetSpec | None = None,
     fc_norm: bool = False,
     norm_output: bool = False,
+    hidden_size: int | None = None,
     num_layers: int = 1,
     **settings: Any,
 ) -> Trainer:
@@ -196,7 +197,12 @@ def make_trainer(
     counts = np.bincount(answers, minlength=spec.vocab_size)
     vocab = VocabMap(np.sort(np.argsort(-counts, kind="stable")[:vocab_size]), spec.vocab_size)
     shape = draft_config_for(
-        spec, len(vocab), fc_norm=fc_norm, norm_output=norm_output, num_layers=num_layers
+        spec,
+        len(vocab),
+        fc_norm=fc_norm,
+        norm_output=norm_output,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
     )
     draft = Eagle3Draft(shape)
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)

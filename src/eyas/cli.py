@@ -1,29 +1,56 @@
 """The command line: verbs become stages, errors become two lines. Imports nothing heavy before it must."""
 
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-import eyas
+from eyas import verbs
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
 
-_VERBS = {
-    "run": "Run every stage that is not done yet.",
-    "prepare": "Turn conversations into tokenized samples.",
-    "regenerate": "Let the target answer the prompts itself.",
-    "extract": "Capture the target's hidden states.",
-    "train": "Train the draft on the captured states.",
-    "export": "Write the folder that vLLM and SGLang load.",
-    "evaluate": "Measure acceptance by real speculative decoding.",
-}
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "
+    "data are wrong, and nothing was changed; 130 interrupted. After 1 and 130 the same command goes on."
+)
+# Verb, what it does, an example of its own.
+_STAGES = (
+    ("run", "Run every stage that is not done yet.", "eyas run -c run.yaml train.num_epochs=2"),
+    ("prepare", "Turn conversations into tokenized samples.",
+     "eyas prepare -c run.yaml data.max_length=4096"),
+    ("regenerate", "Let the target answer the prompts itself.",
+     "eyas regenerate -c run.yaml --endpoint http://127.0.0.1:8000/v1"),
+    ("extract", "Capture the target's hidden states.", "eyas extract -c run.yaml --engine vllm --tp-size 8"),
+    ("train", "Train the draft on the captured states.", "eyas train -c run.yaml train.learning_rate=1e-4"),
+    ("export", "Write the folder that vLLM and SGLang load.", "eyas export -c run.yaml --push me/my-draft"),
+    ("evaluate", "Measure acceptance by real speculative decoding.",
+     "eyas evaluate -c run.yaml evaluate.num_prompts=64"),
+)  # fmt: skip
 
 
 class _Group(click.Group):
-    """Commands in the order of the pipeline, and a suggestion for a mistyped one."""
+    """Commands in the order of the pipeline, a suggestion for a mistyped one, and one look for all errors."""
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **named)
+        try:
+            code = super().main(args, standalone_mode=False, **named)
+        except click.UsageError as error:
+            what = error.format_message().rstrip(".")
+            where = error.ctx.command_path if error.ctx else "eyas"
+            _show(False, what[:1].lower() + what[1:], f"{where} --help")
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(130)
+        sys.exit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -34,39 +61,53 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(eyas.__version__, prog_name="eyas")
+@click.group("eyas", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
+@click.version_option(package_name="eyas", prog_name="eyas")
 def cli() -> None:
     """Train EAGLE-3 draft models for a target LLM and prove that they work."""
 
 
-def _add_stage(name: str, summary: str) -> None:
-    @cli.command(name, help=f"{summary}\n\nSettings come from the run file; SECTION.KEY=VALUE overrides one.")
-    @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+def _example(text: str) -> str:
+    return f"\b\nExample:\n  {text}"
+
+
+def _complete_setting(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    from eyas.config.load import known_keys
+
+    return [f"{key}=" for key in known_keys() if key.startswith(begun)]
+
+
+def _debug(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--debug", is_flag=True, help="show a traceback for an error")(command)
+
+
+def _on_a_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what every command on a run takes: its file, settings that override it, --debug."""
+    command = click.argument(
+        "settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=_complete_setting
+    )(_debug(command))
+    return click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")(
+        command
+    )
+
+
+def _json(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--json", "as_json", is_flag=True, help="answer as JSON, for a program")(command)
+
+
+def _add_stage(name: str, summary: str, example: str) -> None:
+    text = f"{summary}\n\nSettings come from the run file; SECTION.KEY=VALUE overrides one."
+
+    @cli.command(name, help=text, epilog=_example(example))
+    @_on_a_run
     @click.option(
         "--fresh", is_flag=True, help="redo what was written before, instead of refusing or keeping it"
     )
-    @click.option("--debug", is_flag=True, help="show a traceback for an error")
-    @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-    def command(
-        path: Path | None,
-        fresh: bool,
-        debug: bool,
-        settings: tuple[str, ...],
-        **flags: Any,
-    ) -> None:
-        if name in ("regenerate", "evaluate") and (endpoint := flags.pop("endpoint")):
-            settings = (*settings, f"{name}.endpoint={endpoint}")
-        if name == "evaluate" and (engine := flags.pop("engine")):
-            settings = (*settings, f"evaluate.engine={engine}")
-        _guarded(debug, _run_stage, name, path, fresh, settings, flags)
+    def command(debug: bool, **arguments: Any) -> None:
+        _guarded(debug, verbs.run_stage, name, **arguments)
 
-    if name in ("regenerate", "evaluate"):
-        _ENDPOINT(command)
-    if name == "evaluate":
-        _ENGINE(command)
-    for flag in reversed(EXTRACT_FLAGS if name == "extract" else ()):
-        click.option(flag.name, type=flag.kind, help=flag.help)(command)
+    for option in _OPTIONS.get(name, []):
+        option(command)
 
 
 _ENDPOINT = click.option(
@@ -74,173 +115,243 @@ _ENDPOINT = click.option(
     metavar="URL",
     help="running OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1",
 )
-_ENGINE = click.option(
-    "--engine",
-    type=click.Choice(["transformers", "vllm"]),
-    help="vllm: measure the draft there as well, and compare",
+_OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
+    "run": [
+        click.option("--json", "as_json", is_flag=True, help="JSON lines of what happens, on stdout"),
+        click.option("--detach", is_flag=True, help="work on behind a closed terminal; see eyas status"),
+    ],
+    "regenerate": [_ENDPOINT],
+    "evaluate": [
+        _ENDPOINT,
+        click.option("--engine", type=click.Choice(["transformers", "vllm"]),
+                     help="vllm: measure the draft there as well, and compare"),
+    ],
+    "extract": [click.option(flag.name, type=flag.kind, help=flag.help) for flag in reversed(EXTRACT_FLAGS)],
+    "export": [
+        click.option("--push", metavar="OWNER/NAME", help="also upload the draft to this hub repository"),
+        click.option("--dry-run", is_flag=True, help="with --push: say what would be uploaded only"),
+        click.option("--private", is_flag=True, help="with --push: make a new repository private"),
+    ],
+}  # fmt: skip
+for _name, _summary, _command in _STAGES:
+    _add_stage(_name, _summary, _command)
+
+
+@cli.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog=_example("eyas serve runs/my-draft/draft --tp-size 8 --max-model-len 8192"),
 )
-for _name, _summary in _VERBS.items():
-    _add_stage(_name, _summary)
-
-
-@cli.command("serve", context_settings={"ignore_unknown_options": True})
 @click.argument("draft", type=click.Path(path_type=Path))
 @click.option("--target", help="model folder or hub id  [default: the one the draft was trained for]")
 @click.option("--engine", type=click.Choice(["vllm", "sglang"]), default="vllm", show_default=True)
 @click.option("--print", "print_only", is_flag=True, help="print the engine's command instead of starting it")
-@click.option("-k", "--num-draft-tokens", type=click.IntRange(1), default=3, show_default=True,
-              help="draft tokens per target forward")  # fmt: skip
+@click.option(
+    "-k",
+    "--num-draft-tokens",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="draft tokens per target forward",
+)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--tp-size", type=click.IntRange(1), default=1, show_default=True, help="tensor-parallel GPUs")
-@click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True), default=0.9,
-              show_default=True, help="share of a GPU's memory the engine may use")  # fmt: skip
-@click.option("--dtype", help="the engine's  [default: the one the draft was trained with]")
-@click.option("--debug", is_flag=True, help="show a traceback for an error")
+@click.option(
+    "--gpu-memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    help="share of a GPU's memory the engine may use",
+)
+@click.option("--dtype", help="the engine's  [default: the one the draft was trained with]")  # fmt: skip
+@_debug
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE ARGUMENTS]...")
-def serve(debug: bool, print_only: bool, **options: Any) -> None:
+def serve(debug: bool, **arguments: Any) -> None:
     """Serve a target with its DRAFT folder in vLLM, after checking that they fit.
 
     Further arguments go to the engine as they are, e.g. --max-model-len 8192.
     """
-    _guarded(debug, _serve, print_only, options)
+    _guarded(debug, verbs.serve, **arguments)
 
 
-@cli.command("serve-capture")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@cli.command(
+    "serve-capture", epilog=_example("eyas serve-capture --model-path /models/M --tp-size 8 --print")
+)
+@_on_a_run
 @click.option("--print", "print_only", is_flag=True, help="show the command, start nothing")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen at")
 @click.option("--port", default=8000, show_default=True, help="port to listen at")
-@click.option("--debug", is_flag=True, help="show a traceback for an error")
-@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-def serve_capture(path: Path | None, debug: bool, settings: tuple[str, ...], **options: Any) -> None:
+def serve_capture(debug: bool, **arguments: Any) -> None:
     """Start a vLLM server that captures for eyas extract --endpoint."""
-    _guarded(debug, _serve_capture, path, settings, options)
+    _guarded(debug, verbs.serve_capture, **arguments)
 
 
 for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
     click.option(_flag.name, type=_flag.kind, help=_flag.help)(serve_capture)
 
 
-@cli.group()
+@cli.command(
+    epilog=_example("eyas init --target meta-llama/Llama-3.1-8B-Instruct --data chats.jsonl --gpus 1")
+)
+@click.option("--target", help="model folder, hub id, or demo:smollm2-135m-instruct")
+@click.option("--data", multiple=True, help="file, folder, glob or hf:owner/name:split; may be repeated")
+@click.option("--gpus", type=click.IntRange(0), help="GPUs of this machine to use; 0: two CPU cores will do")
+@click.option("--run-dir", help="folder of the run  [default: runs/NAME]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default="run.yaml", show_default=True,
+              help="run file to write")  # fmt: skip
+@_debug
+def init(debug: bool, **arguments: Any) -> None:
+    """Write a commented run file; asks on a terminal for what is not given."""
+    _guarded(debug, verbs.init, **arguments)
+
+
+@cli.command(epilog=_example("eyas plan -c recipes/kimi-k2.5.yaml --rate extract=2280 --json"))
+@_on_a_run
+@_json
+@click.option(
+    "--rate",
+    "rates",
+    multiple=True,
+    metavar="STAGE=NUMBER",
+    help="known rate instead of a measured one: tokens/s (extract, train, regenerate), rows/s (prepare)",
+)
+@click.option("--tokens", type=click.IntRange(1), help="tokens of the data, instead of looking at it")
+@click.option(
+    "--gpu-memory",
+    type=click.FloatRange(1),
+    metavar="GIB",
+    help="memory of each GPU of the machine that is meant, instead of this one's",
+)
+@click.option("--calibrate/--no-calibrate", default=None,
+              help="measure rates with a short run  [default: for targets up to 2 GiB]")  # fmt: skip
+def plan(debug: bool, **arguments: Any) -> None:
+    """Say what a run would do: tokens, disk, memory, and the time of each stage with its basis."""
+    _guarded(debug, verbs.plan, **arguments)
+
+
+@cli.command(epilog=_example("eyas doctor -c run.yaml"))
+@_on_a_run
+@_json
+def doctor(debug: bool, **arguments: Any) -> None:
+    """Look for what would stop a run: versions, devices, disk, the target. Exit code 1 for a problem."""
+    _guarded(debug, verbs.doctor, **arguments)
+
+
+@cli.command(epilog=_example("eyas status -c run.yaml --json"))
+@_on_a_run
+@_json
+def status(debug: bool, **arguments: Any) -> None:
+    """Show how far a run is and what works on it."""
+    _guarded(debug, verbs.status, **arguments)
+
+
+@cli.command(epilog=_example("eyas logs -c run.yaml --follow"))
+@_on_a_run
+@click.option(
+    "-n",
+    "--lines",
+    "num_lines",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="last lines to show; 0: all",
+)
+@click.option("-f", "--follow", is_flag=True, help="go on until the run ends")  # fmt: skip
+def logs(debug: bool, **arguments: Any) -> None:
+    """Show the log of a detached run."""
+    _guarded(debug, verbs.logs, **arguments)
+
+
+@cli.command(epilog=_example("eyas stop -c run.yaml"))
+@_on_a_run
+def stop(debug: bool, **arguments: Any) -> None:
+    """Interrupt the process that works on a run; eyas run goes on where it was."""
+    _guarded(debug, verbs.stop, **arguments)
+
+
+@cli.command(epilog=_example("eyas compare runs/a runs/b -o compared.html"))
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="also write a page with their curves")
+@_json
+@_debug
+def compare(debug: bool, **arguments: Any) -> None:
+    """Put finished runs side by side: figures, settings that differ, curves. RUN is a run folder."""
+    _guarded(debug, verbs.compare, **arguments)
+
+
+@cli.group(epilog=_example("eyas inspect prepared -c run.yaml"))
 def inspect() -> None:
     """Look at what a stage wrote."""
 
 
-@inspect.command("prepared")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@inspect.command("prepared", epilog=_example("eyas inspect prepared -c run.yaml -n 5"))
+@_on_a_run
 @click.option("-n", "--samples", "num_samples", default=3, show_default=True, help="samples to show")
 @click.option("--id", "sample_id", help="show this sample")
-@click.option("--debug", is_flag=True, help="show a traceback for an error")
-@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-def inspect_prepared(
-    path: Path | None, num_samples: int, sample_id: str | None, debug: bool, settings: tuple[str, ...]
-) -> None:
+def inspect_prepared(debug: bool, **arguments: Any) -> None:
     """Show figures of the tokenized data, and samples with what is trained on highlighted."""
-    _guarded(debug, _inspect_prepared, path, num_samples, sample_id, settings)
+    _guarded(debug, verbs.inspect_prepared, **arguments)
 
 
-@cli.command("config")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@cli.command("config", epilog=_example("eyas config -c run.yaml"))
+@_on_a_run
 @click.option("--keys", is_flag=True, help="list every setting with its meaning")
-@click.option("--debug", is_flag=True, help="show a traceback for an error")
-@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-def show_config(path: Path | None, keys: bool, debug: bool, settings: tuple[str, ...]) -> None:
+@click.option("--markdown", is_flag=True, help="print the reference of all settings as a page")
+def show_config(debug: bool, **arguments: Any) -> None:
     """Show the resolved configuration, each value with its origin."""
-    _guarded(debug, _show_config, path, keys, settings)
+    _guarded(debug, verbs.show_config, **arguments)
 
 
-def _run_stage(
-    name: str, path: Path | None, fresh: bool, settings: tuple[str, ...], flags: dict[str, Any]
-) -> None:
-    from eyas.config.load import load_config
+@cli.command(epilog=_example("eyas completion bash >> ~/.bashrc"))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes commands and settings in your shell."""
+    from click.shell_completion import get_completion_class
 
-    if flags:
-        from eyas.stages.extract_flags import settings_from_flags
-
-        settings = settings_from_flags(flags, settings)
-    loaded = load_config(path, settings)
-    from eyas.stages.context import RunContext
-    from eyas.stages.run import run, run_stage
-
-    context = RunContext(loaded, fresh)
-    run(context) if name == "run" else run_stage(context, name)
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(cli, {}, "eyas", "_EYAS_COMPLETE")
+    click.echo(
+        script.source_template % script.source_vars()
+    )  # source() would start the shell to ask its version
 
 
-def _serve(print_only: bool, options: dict[str, Any]) -> None:
-    from eyas.stages.serve import ServeOptions, serve
-
-    serve(ServeOptions(**options), print_only)
-
-
-def _serve_capture(path: Path | None, settings: tuple[str, ...], options: dict[str, Any]) -> None:
-    from eyas.config.load import load_config
-    from eyas.stages.extract_flags import settings_from_flags
-
-    own = {name: options.pop(name) for name in ("print_only", "host", "port")}
-    settings = settings_from_flags(options, settings)
-    if path is None:  # neither data nor results are meant
-        settings = ("run_dir=.", "data.sources=[]", *settings)
-    loaded = load_config(path, settings)
-    from eyas.stages.context import RunContext
-    from eyas.stages.serve_capture import serve_capture
-
-    serve_capture(RunContext(loaded), **own)
-
-
-def _inspect_prepared(
-    path: Path | None, num_samples: int, sample_id: str | None, settings: tuple[str, ...]
-) -> None:
-    from eyas.config.load import load_config
-
-    loaded = load_config(path, settings)
-    from eyas.stages.context import RunContext
-    from eyas.stages.inspect import inspect_prepared
-
-    inspect_prepared(RunContext(loaded), num_samples, sample_id)
-
-
-def _show_config(path: Path | None, keys: bool, settings: tuple[str, ...]) -> None:
-    from eyas.config.explain import describe_keys, to_commented_yaml
-    from eyas.config.load import load_config
-
-    if keys:
-        rows = describe_keys()
-        width = max(len(key) for key, _ in rows)
-        for key, meaning in rows:
-            click.echo(f"{key:<{width}}  {meaning}")
-    else:
-        click.echo(to_commented_yaml(load_config(path, settings)), nl=False)
-
-
-def _guarded(debug: bool, function: Any, *arguments: Any) -> None:
+def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
+    # A scheduler's or eyas stop's SIGTERM ends a run as Ctrl-C does: workers are closed, work is kept.
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None
     try:
-        function(*arguments)
+        function(*arguments, **named)
     except EyasError as error:
-        if debug:
-            traceback.print_exc()
-        click.echo(f"error: {error.what}", err=True)
-        if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
+        _show(debug, error.what, error.hint)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         click.echo("interrupted; the same command goes on from here", err=True)
         sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stderr.close()
+        sys.exit(1)
     except OSError as error:
-        if debug:
-            traceback.print_exc()
-        click.echo(f"error: {error}", err=True)
-        click.echo("hint: complete work is kept; mend the cause and run the same command again", err=True)
+        _show(debug, str(error), "complete work is kept; mend the cause and run the same command again")
         sys.exit(1)
     except Exception as error:
-        if debug:
-            traceback.print_exc()
         said = f": {' '.join(str(error).split())}" if str(error) else ""
-        click.echo(f"error: {type(error).__name__}{said}", err=True)
-        click.echo("hint: this should not happen; please report what the command says with --debug", err=True)
+        hint = "this should not happen; please report what the command says with --debug"
+        _show(debug, f"{type(error).__name__}{said}", hint)
         sys.exit(1)
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _show(debug: bool, what: str, hint: str | None) -> None:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"error: {what}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
 
 
 def main() -> None:
-    cli()
+    cli(prog_name="eyas")

@@ -18,6 +18,13 @@ EXPORTERS = {
     "speculators": "eyas.export.speculators:SpeculatorsExporter",
 }
 
+TRACKERS = {
+    "mlflow": "eyas.trackers.mlflow:MlflowTracker",
+    "tensorboard": "eyas.trackers.tensorboard:TensorBoardTracker",
+    "trackio": "eyas.trackers.trackio:TrackioTracker",
+    "wandb": "eyas.trackers.wandb:WandbTracker",
+}
+
 
 def check(table: dict[str, str], name: str, kind: str) -> None:
     """Refuse a name that is not in ``table``; nothing is imported.

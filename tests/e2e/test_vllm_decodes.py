@@ -32,9 +32,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
 ]
 K, NUM_TOKENS, NUM_PROMPTS = 3, 32, 6
-PROMPTS = [
-    Prompt(f"p{i}", tuple(5 + (7 * i + 3 * j) % 90 for j in range(6 + 3 * i))) for i in range(NUM_PROMPTS)
-]
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,21 @@ class Kind:
     include_embedding: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    hidden_size: int | None = None
+    first_length: int = 6  # of the prompts
     num_layers: int = 1
 
+    @property
+    def prompts(self) -> list[Prompt]:
+        lengths = [self.first_length + 3 * i for i in range(NUM_PROMPTS)]
+        return [
+            Prompt(f"p{i}", tuple(5 + (7 * i + 3 * j) % 90 for j in range(length)))
+            for i, length in enumerate(lengths)
+        ]
+
+
+# Positions stretched from 1024 to 4096.
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 
 KINDS = {
     "native, three aux layers, part of the vocabulary": Kind(),
@@ -60,6 +70,7 @@ KINDS = {
     "speculators format, four aux layers, EAGLE-3.1": Kind(
         (1, 3, 4, 5), format="speculators", fc_norm=True, norm_output=True
     ),
+    "wider than its target, beyond 2048 positions by YaRN": Kind(hidden_size=64, first_length=2040),
     "two layers": Kind(num_layers=2),
 }
 
@@ -68,19 +79,22 @@ KINDS = {
 class Exported:
     target: Path
     folder: Path
+    prompts: list[Prompt]
     answers: dict[str, list[int]]  # the target's own
     acceptance: Acceptance  # as decoded here
 
 
 def make(root: Path, kind: Kind) -> Exported:
     """Train a draft of this kind for a few steps, export it, decode with it here."""
-    target = make_target(root / "target", tied=kind.tied)
+    positions = {"max_position_embeddings": 4096, "rope_parameters": YARN} if kind.first_length > 512 else {}
+    target = make_target(root / "target", tied=kind.tied, **positions)
     spec = spec_of(target, kind.aux_layer_ids)
     engine = TransformersEngine(target, spec)
     states = answered_states(engine, 40, 20)
     trainer = make_trainer(
         root / "checkpoints", target, states[4:], states[:4], kind.vocab_size, spec=spec, num_epochs=6,
-        learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output, num_layers=kind.num_layers,
+        learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output, hidden_size=kind.hidden_size,
+        num_layers=kind.num_layers,
     )  # fmt: skip
     trainer.run()
     folder = root / "draft"
@@ -93,7 +107,7 @@ def make(root: Path, kind: Kind) -> Exported:
 
     draft, target_ids, _ = load_export(folder, read_teacher(target, spec).embedding.float())
     total, answers = Acceptance.empty(K), {}
-    for prompt in PROMPTS:
+    for prompt in kind.prompts:
         ids = list(prompt.token_ids)
         chain = DraftChain(draft, target_ids)
         decoded = decode_speculative(engine.session(), chain, ids, K, NUM_TOKENS, spec.eos_token_ids)
@@ -104,7 +118,7 @@ def make(root: Path, kind: Kind) -> Exported:
         total += decoded.acceptance
     engine.close()
     assert total.length > 1.1, "a draft that is never right proves nothing"
-    return Exported(target, folder, answers, total)
+    return Exported(target, folder, kind.prompts, answers, total)
 
 
 def decode_in_vllm(exported: Exported, folder: Path) -> tuple[dict[str, list[int]], SpecCounters]:
@@ -116,13 +130,13 @@ def decode_in_vllm(exported: Exported, folder: Path) -> tuple[dict[str, list[int
         draft=folder,
         num_draft_tokens=K,
         settings=VllmSettings(),
-        max_length=128,
+        max_length=max(len(p.token_ids) for p in exported.prompts) + 64,
         max_concurrency=8,
         in_process=True,
     )
     with closing(decoder):
         before = decoder.counters()
-        served = decoder.answer(PROMPTS, 8, Sampling(NUM_TOKENS))
+        served = decoder.answer(exported.prompts, 8, Sampling(NUM_TOKENS))
         counted = decoder.counters() - before
     return {name: list(answer.token_ids) for name, answer in served.answers.items()}, counted
 

@@ -1,7 +1,8 @@
 """What each setting means and where its value came from."""
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -19,6 +20,65 @@ def describe_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[
         else:
             rows.append((prefix + name, info.description or ""))
     return rows
+
+
+def to_markdown(model: type[BaseModel] = RunConfig) -> str:
+    """Return the reference of all settings as a page: docs/reference/configuration.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "Generated from the schema by `eyas config --markdown`. A run file holds these sections;",
+        "on the command line a setting is `SECTION.KEY=VALUE`, the value as in YAML.",
+        "`eyas config -c run.yaml` shows a run's values and where each comes from.",
+    ]
+    _section("", model, lines)
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            lines += ["", f"## {name}", "", (kind.__doc__ or "").strip()]
+            _section(f"{name}.", kind, lines)
+    return "\n".join(lines) + "\n"
+
+
+def _section(prefix: str, model: type[BaseModel], lines: list[str]) -> None:
+    lines += ["", "| setting | kind | default | meaning |", "| --- | --- | --- | --- |"]
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            continue
+        default = "required" if info.is_required() else f"`{_shown(info.default)}`"
+        meaning = (info.description or "").replace("|", "\\|")
+        lines.append(f"| `{prefix}{name}` | {_kind(kind)} | {default} | {meaning} |")
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        default = list(default)
+    return json.dumps(default, ensure_ascii=False, default=str)
+
+
+def _kind(annotation: Any) -> str:
+    """Return a type as a person names it: ``int | None`` is a whole number, or null."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in inner)
+    if origin is Annotated:
+        return _kind(inner[0])
+    if origin is tuple:
+        return f"list of {_kind(inner[0])}"
+    if origin is dict:
+        return "mapping"
+    if inner:
+        return " or ".join(_kind(one) for one in inner)
+    names = {
+        str: "text",
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        Path: "path",
+        type(None): "null",
+    }
+    return names.get(annotation, "mapping")
 
 
 def to_commented_yaml(loaded: LoadedConfig) -> str:

@@ -186,10 +186,13 @@ class TrainSettings(Section):
     num_gpus: PositiveInt = Field(
         1, description="GPUs of this machine that share each step's micro-batches; under torchrun, its own"
     )
+    trackers: tuple[str, ...] = Field(
+        (), description="where curves also go: tensorboard, wandb, mlflow, trackio"
+    )
 
 
-# What says where training runs, and nothing about what comes out.
-MACHINE_SETTINGS = {"device", "num_gpus"}
+# What says where training runs or is shown, and nothing about what comes out.
+MACHINE_SETTINGS = {"device", "num_gpus", "trackers"}
 
 
 class ExportSettings(Section):

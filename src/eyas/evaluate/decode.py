@@ -20,6 +20,8 @@ class Decoded:
     seconds: float
     gaps: list[float]
     acceptance: Acceptance | None = None
+    # Draft tokens proposed in each round, and how many of them were accepted.
+    rounds: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
 @torch.inference_mode()
@@ -55,6 +57,7 @@ def decode_speculative(
     """
     started = time.perf_counter()
     acceptance = Acceptance.empty(num_draft_tokens)
+    rounds: list[tuple[tuple[int, ...], int]] = []
     logits, aux = session.extend(prompt)
     token, gap = _greedy(logits[-1])
     tokens, gaps = [token], [gap]
@@ -72,12 +75,14 @@ def decode_speculative(
             agrees = place < num_draft_tokens and proposal[place] == token
             if not agrees or token in eos_token_ids or len(new) == room:
                 break
-        acceptance.add_round(sum(a == b for a, b in zip(new, proposal, strict=False)))
+        num_accepted = sum(a == b for a, b in zip(new, proposal, strict=False))
+        acceptance.add_round(num_accepted)
+        rounds.append((tuple(proposal), num_accepted))
         tokens += new
         # Of the tokens just run, all but the newest are verified and stay in the cache.
         session.truncate(len(prompt) + len(tokens) - 1)
         aux, following = states[: len(new)], new
-    return Decoded(tokens, time.perf_counter() - started, gaps, acceptance)
+    return Decoded(tokens, time.perf_counter() - started, gaps, acceptance, tuple(rounds))
 
 
 class DraftChain:

@@ -2,8 +2,9 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,13 @@ from eyas import registry
 from eyas.config.explain import to_commented_yaml
 from eyas.config.load import LoadedConfig, flatten
 from eyas.config.schema import RunConfig
-from eyas.errors import EyasError, UserError
-from eyas.files import atomic_file, fingerprint, read_json, write_json
+from eyas.errors import UserError
+from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import say
+from eyas.stages.records import FOLDERS, STAGES, read_record
 from eyas.targets.locate import locate, locate_description
 from eyas.targets.spec import read_target, read_tokenizer
 from eyas.types import TargetSpec
-
-STAGES = ("prepare", "regenerate", "extract", "train", "export", "evaluate")
-FOLDERS = {
-    "prepare": "prepared",
-    "regenerate": "regenerated",
-    "extract": "states",
-    "train": "checkpoints",
-    "export": "draft",
-    "evaluate": "evaluation",
-}
 
 
 @dataclass
@@ -37,6 +29,8 @@ class RunContext:
 
     loaded: LoadedConfig
     fresh: bool = False
+    # When each stage began to work in this process, for the time it took (seconds of a monotonic clock).
+    began: dict[str, float] = field(default_factory=dict)
 
     @property
     def config(self) -> RunConfig:
@@ -89,7 +83,7 @@ class RunContext:
 
         Raises: UserError when it has not finished.
         """
-        record = _read_record(self.folder(stage))
+        record = read_record(self.folder(stage))
         if record is None or not record["done"]:
             raise UserError(
                 f"{self.folder(stage)} is not there yet or not complete",
@@ -111,7 +105,7 @@ def begin(
     known = json.loads(json.dumps(inputs))
     if context.fresh and folder.exists():
         shutil.rmtree(folder)
-    record = _read_record(folder)
+    record = read_record(folder)
     if record is None and folder.is_dir() and any(folder.iterdir()):
         raise UserError(
             f"{folder} was not written by eyas {stage}",
@@ -131,6 +125,7 @@ def begin(
                 f"cannot write to {folder}: {error.strerror}",
                 hint="set run_dir (--output-dir) to a folder on a disk that can be written",
             ) from None
+    context.began[stage] = time.monotonic()
     with atomic_file(context.config.run_dir / "run.yaml") as beside:
         beside.write_text(to_commented_yaml(context.loaded), encoding="utf-8")
     return True
@@ -139,14 +134,23 @@ def begin(
 def finish(context: RunContext, stage: str, output: Any, **facts: Any) -> None:
     """Record that a stage is complete; ``output`` identifies what it wrote."""
     folder = context.folder(stage)
-    record = _read_record(folder)
+    record = read_record(folder)
     assert record is not None
+    facts["seconds"] = round(record.get("seconds", 0.0) + time.monotonic() - context.began[stage], 3)
     _write_record(folder, stage, record["inputs"], done=True, output=fingerprint(output), **facts)
+
+
+def interrupted(context: RunContext, stage: str) -> None:
+    """Add the time that a stage worked without finishing to its record, so that its sum is true."""
+    record = read_record(context.folder(stage))
+    if stage in context.began and record is not None and not record["done"]:
+        seconds = round(record.get("seconds", 0.0) + time.monotonic() - context.began[stage], 3)
+        _write_record(context.folder(stage), stage, record["inputs"], done=False, seconds=seconds)
 
 
 def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
     """Return a finished stage's record."""
-    record = _read_record(context.folder(stage))
+    record = read_record(context.folder(stage))
     return record or {}
 
 
@@ -157,18 +161,6 @@ def next_command(context: RunContext, stage: str) -> None:
     say(f"{stage}: wrote {context.folder(stage)}")
     if at + 1 < len(todo):
         say(f"next: eyas {todo[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
-
-
-def _read_record(folder: Path) -> dict[str, Any] | None:
-    path = folder / "stage.json"
-    if not path.is_file():
-        return None
-    try:
-        record: dict[str, Any] = read_json(path)
-        record["inputs"], record["done"]
-    except (ValueError, KeyError, TypeError):
-        raise EyasError(f"{path} is damaged", hint="redo the stage with --fresh") from None
-    return record
 
 
 def _write_record(folder: Path, stage: str, inputs: Any, **facts: Any) -> None:

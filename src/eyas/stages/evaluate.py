@@ -20,6 +20,7 @@ from eyas.export.vllm import load_export
 from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
+from eyas.stages.examples import examples_of
 from eyas.stages.served import measure_served, served_figures
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
@@ -55,6 +56,9 @@ def evaluate(context: RunContext) -> None:
         acceptance = _total(here.drafted.values(), settings.num_draft_tokens) if here else None
         served = measure_served(context, prompts, here.plain if here else None, predicted, acceptance)
     report = _report(context, len(prompts), here, predicted, served)
+    if here is not None:
+        pairs = [(list(p.token_ids), here.drafted[p.prompt_id]) for p in prompts]
+        report["examples"] = examples_of(context.tokenizer, pairs)
     folder = context.folder("evaluate")
     write_json(folder / "report.json", report)
     if served is not None:

@@ -13,8 +13,7 @@ from eyas.data.prepared import SPLITS, read_samples
 from eyas.data.summary import summarize
 from eyas.errors import UserError
 from eyas.stages.context import RunContext
-from eyas.stages.html import html_table
-from eyas.stages.svg import bar_chart
+from eyas.stages.html import html_bars, html_table
 from eyas.types import TokenizedSample
 
 _BAR_WIDTH = 40
@@ -57,13 +56,13 @@ def prepared_sections(context: RunContext) -> list[str]:
         "<h2>Data</h2>",
         html_table(summary.rows()),
         "<h3>Tokens a sample, up to</h3>",
-        bar_chart([(name, float(n)) for name, n in summary.length_bars()], "{:,.0f}"),
+        html_bars([(name, float(n)) for name, n in summary.length_bars()], "{:,.0f}"),
         "<h3>Supervised share of a sample</h3>",
-        bar_chart([(name, float(n)) for name, n in summary.share_bars()], "{:,.0f}"),
+        html_bars([(name, float(n)) for name, n in summary.share_bars()], "{:,.0f}"),
         "<h3>Supervised tokens that a draft vocabulary of this size covers</h3>",
-        bar_chart(coverage, "{:.2%}"),
+        html_bars(coverage, "{:.2%}"),
         *(
-            ["<h3>Dropped rows</h3>", bar_chart([(r, float(n)) for r, n in drops], "{:,.0f}")]
+            ["<h3>Dropped rows</h3>", html_bars([(r, float(n)) for r, n in drops], "{:,.0f}")]
             if drops
             else []
         ),

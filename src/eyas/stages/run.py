@@ -1,18 +1,24 @@
 """run: every stage in order; what is done already is left alone."""
 
 import shutil
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from eyas import registry
 from eyas.config.schema import EvaluateSettings
-from eyas.errors import UserError
+from eyas.errors import EyasError, UserError
 from eyas.layer_ids import to_sglang
-from eyas.progress import say
-from eyas.stages.context import RunContext
+from eyas.progress import Screen, current_screen, on_screen, say
+from eyas.screens import Checklist, JsonLines, StatusFile
+from eyas.stages.card import write_card
+from eyas.stages.context import RunContext, facts_of, interrupted
 from eyas.stages.evaluate import evaluate
 from eyas.stages.export import export
 from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
+from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
 from eyas.stages.start import read_start
@@ -28,25 +34,77 @@ STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
 }
 
 
-def run(context: RunContext) -> None:
-    """Run the whole pipeline and show what came out of it."""
-    for name in STAGE_FUNCTIONS:
-        if name == "regenerate" and not context.config.regenerate.enabled:
-            continue
+def stages_of(context: RunContext) -> list[str]:
+    """Return the stages of this run in order."""
+    return [s for s in STAGE_FUNCTIONS if s != "regenerate" or context.config.regenerate.enabled]
+
+
+def run(context: RunContext, as_json: bool = False) -> None:
+    """Run the whole pipeline and show what came out of it; with ``as_json`` as JSON lines on stdout."""
+    run_dir, stages = context.config.run_dir, stages_of(context)
+    new_run, before = not run_dir.exists(), kept_files(run_dir)
+    try:
+        with (
+            recorded(run_dir),
+            _screen(as_json, stages) as screen,
+            on_screen(StatusFile(screen, progress_path(run_dir))),
+        ):
+            for name in stages:
+                _run_shown(context, name)
+            write_card(context)
+            page = write_report(context)
+    except UserError:
+        if not context.began:  # refused at its start: nothing has changed
+            restore_files(run_dir, before)
+            if new_run and not any(run_dir.iterdir()):
+                run_dir.rmdir()
+        raise
+    if as_json:
+        JsonLines().event("result", report=facts_of(context, "evaluate")["report"], page=str(page))
+    else:
+        print_summary(context)
+        say(f"report: {page}")
+
+
+@contextmanager
+def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
+    if as_json:
+        screen = JsonLines()
+        try:
+            yield screen
+        except EyasError as error:
+            screen.event("error", what=error.what, hint=error.hint, exit_code=error.exit_code)
+            raise
+    elif sys.stderr.isatty():
+        with Checklist(stages) as checklist:
+            yield checklist
+    else:
+        yield Screen()
+
+
+def _run_shown(context: RunContext, name: str) -> None:
+    """Run one stage and let the screen know how it goes."""
+    screen, started, state = current_screen(), time.monotonic(), "failed"
+    before = facts_of(context, name)
+    screen.stage(name, "running")
+    try:
         run_stage(context, name)
-    page = write_report(context)
-    print_summary(context)
-    say(f"report: {page}")
+        state = "kept" if facts_of(context, name) == before else "done"
+    finally:
+        screen.stage(name, state, time.monotonic() - started)
 
 
 def run_stage(context: RunContext, name: str) -> None:
     """Run one stage; what it has begun to write when it finds the input wrong is taken back."""
     check_settings(context)
     run_dir, folder = context.config.run_dir, context.folder(name)
-    new_run, new_stage = not run_dir.exists(), not folder.exists()
+    new_run, new_stage = not (run_dir / "run.yaml").exists(), not folder.exists()
     try:
         STAGE_FUNCTIONS[name](context)
-    except UserError:
+    except BaseException as error:
+        interrupted(context, name)
+        if not isinstance(error, UserError):
+            raise
         if new_stage:
             shutil.rmtree(folder, ignore_errors=True)
         if new_run and run_dir.is_dir():
@@ -70,6 +128,8 @@ def check_settings(context: RunContext) -> None:
         (registry.EXPORTERS, config.export.format, "export format"),
     ):
         registry.check(table, name, kind)
+    for name in config.train.trackers:
+        registry.check(registry.TRACKERS, name, "tracker")
     _check_evaluation(config.evaluate)
     to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
     read_start(context)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from eyas.stages.html import html_table
-from eyas.stages.svg import bar_chart, line_chart
+from eyas.stages.html import html_bars, html_table
+from eyas.stages.svg import line_chart
 
 
 def served_rows(served: dict[str, Any]) -> list[tuple[str, str]]:
@@ -56,7 +56,7 @@ def served_sections(served: dict[str, Any]) -> Iterator[str]:
          row["acceptance_length"][0])
         for row in served["categories"]
     ]  # fmt: skip
-    yield "<h3>Acceptance length by suite and category</h3>" + bar_chart(bars, "{:.2f}")
+    yield "<h3>Acceptance length by suite and category</h3>" + html_bars(bars, "{:.2f}")
     yield html_table(served_rows(served))
 
 

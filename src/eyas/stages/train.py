@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import eyas
+from eyas.config.load import flatten
 from eyas.config.schema import MACHINE_SETTINGS
 from eyas.data.prepared import read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
@@ -20,6 +21,7 @@ from eyas.stages.start import draft_from, read_start, start_folder, vocab_of
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
+from eyas.trackers.base import Trackers
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
 from eyas.train.launch import launch_ranks
 from eyas.train.loop import Trainer
@@ -92,7 +94,10 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
         fingerprint([float(p.detach().sum(dtype=torch.float64)) for p in trainer.draft.trainable().values()]),
         hint="the target's folder must hold the same files on every machine",
     )
-    trainer.run()
+    names = config.train.trackers if ranks.is_first else ()
+    with Trackers(names, config.run_dir, dict(flatten(config.model_dump(mode="json")))) as trackers:
+        trainer.watch = trackers.log
+        trainer.run()
     if ranks.is_first:
         _finish(context, trainer, coverage(counts, vocab))
 

@@ -86,8 +86,7 @@ def family_of(architecture: str) -> Family:
     if architecture not in FAMILIES:
         raise UserError(
             f"target architecture {architecture!r} is not supported{did_you_mean(architecture, FAMILIES)}",
-            hint="docs/reference/targets.md lists those that are; a new one needs a line in"
-            " eyas/targets/families.py (how its final norm uses its weight, what happens to its logits)"
-            " and a tiny model of its class in tests/families.py, whose logits the teacher must give",
+            hint="docs/reference/targets.md lists those that are, and what a further one needs: "
+            "a line in eyas/targets/families.py and a tiny model of its class in the tests",
         )
     return FAMILIES[architecture]

@@ -61,8 +61,12 @@ class RemoteFiles:
     """A model folder behind an fsspec URL: hf://owner/name@revision, s3://, gs://, https://."""
 
     def __init__(self, url: str) -> None:
-        self.where = url.rstrip("/")
-        self._fs, self._root = open_url(self.where)
+        self._url = url.rstrip("/")
+        self._fs, self._root = open_url(self._url)
+
+    @property
+    def where(self) -> str:
+        return self._url
 
     def weight_files(self) -> list[str]:
         try:

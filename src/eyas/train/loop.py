@@ -1,7 +1,7 @@
 """The training loop: load, step, every so often validate and save."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,6 +75,7 @@ class Trainer:
     device: torch.device
     ranks: Ranks = field(default_factory=Ranks)
     history: list[dict[str, Any]] = field(default_factory=list)
+    watch: Callable[[dict[str, Any]], None] = lambda row: None  # told each new row, on the first rank
 
     def __post_init__(self) -> None:
         self.dtype = compute_dtype(self.settings, self.device)
@@ -338,6 +339,7 @@ class Trainer:
         self.history.append(row)
         if not self.ranks.is_first:
             return
+        self.watch(row)
         with (self.root / "metrics.jsonl").open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
 

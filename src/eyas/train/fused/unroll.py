@@ -70,6 +70,7 @@ class FusedUnroll:
             config.head_dim,
         )
         self.weights = Weights(draft, dtype)
+        self.weights.frozen = set() if train_head else {"head"}
         self.weights.refresh()
         self.ops: Any = plain_ops
         if draft.fc.weight.is_cuda:

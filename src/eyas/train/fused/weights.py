@@ -42,6 +42,7 @@ class Weights:
         self._ended: set[str] = set()
         self._is_last = False
         self.hand_over: HandOver | None = None
+        self.frozen: set[str] = set()  # matrices that have no gradient
         for name, parts in _MATRICES.items():
             parameters = [trainable.pop(f"{part}.weight") for part in parts]
             rows, width = sum(len(p) for p in parameters), parameters[0].shape[1]
@@ -82,12 +83,13 @@ class Weights:
         """Note that the running batch adds no more to these gradients."""
         if self._is_last and self.hand_over:
             for name in names:
-                self._end(name, self.hand_over)
+                if name not in self.frozen:
+                    self._end(name, self.hand_over)
 
     def finish(self) -> None:
         """End the sums that no batch completed, as those of a batch without a row."""
         for name in self.gradient:
-            if name not in self._ended:
+            if name not in self._ended | self.frozen:
                 self._end(name, self.hand_over)
         for parameter in self.vector.values():
             assert parameter.grad is not None

@@ -1,0 +1,190 @@
+"""Screens of ``eyas run``: a checklist on a terminal, JSON lines, and a file for ``eyas status``."""
+
+import json
+import sys
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from eyas.progress import Progress, Screen
+
+_MARKS = {"waiting": "·", "running": "▸", "done": "✓", "kept": "✓", "failed": "✗"}
+_STATUS_EVERY_S = 1.0
+
+
+class Forwarding(Screen):
+    """Does what the screen behind it does; the ground of those that add something."""
+
+    def __init__(self, behind: Screen) -> None:
+        self.behind = behind
+        self.every_s = behind.every_s
+
+    def say(self, text: str) -> None:
+        self.behind.say(text)
+
+    def show(self, progress: Progress, final: bool) -> None:
+        self.behind.show(progress, final)
+
+    def stage(self, name: str, state: str, seconds: float = 0.0) -> None:
+        self.behind.stage(name, state, seconds)
+
+
+class StatusFile(Forwarding):
+    """Also keeps ``path`` at what is being done now, so that another process can tell."""
+
+    def __init__(self, behind: Screen, path: Path) -> None:
+        super().__init__(behind)
+        self.every_s = min(behind.every_s or _STATUS_EVERY_S, _STATUS_EVERY_S)
+        self.path = path
+        self._behind_every_s = behind.every_s
+        self._plain_shown = time.monotonic()
+        self._value: dict[str, Any] = {"stages": {}}
+
+    def show(self, progress: Progress, final: bool) -> None:
+        self._value |= {"progress": progress_facts(progress), "text": progress.text(final)}
+        self._write()
+        # The file wants to know each second; a log wants a line now and then.
+        if final or self._behind_every_s or time.monotonic() - self._plain_shown >= progress.plain_every_s:
+            self._plain_shown = time.monotonic()
+            self.behind.show(progress, final)
+
+    def stage(self, name: str, state: str, seconds: float = 0.0) -> None:
+        self._value["stages"][name] = {"state": state, "seconds": round(seconds, 1)}
+        self._write()
+        self.behind.stage(name, state, seconds)
+
+    def _write(self) -> None:
+        beside = self.path.with_name(f"{self.path.name}.new")
+        beside.write_text(json.dumps(self._value | {"time": time.time()}), encoding="utf-8")
+        beside.replace(self.path)  # seen whole or not at all; need not survive a crash of the machine
+
+
+class JsonLines(Screen):
+    """One JSON object a line on stdout: ``event`` is message, progress, stage, result or error."""
+
+    def say(self, text: str) -> None:
+        self.event("message", text=text)
+
+    def show(self, progress: Progress, final: bool) -> None:
+        self.event("progress", final=final, **progress_facts(progress))
+
+    def stage(self, name: str, state: str, seconds: float = 0.0) -> None:
+        self.event("stage", stage=name, state=state, seconds=round(seconds, 3))
+
+    def event(self, kind: str, **facts: Any) -> None:
+        print(
+            json.dumps({"event": kind, "time": round(time.time(), 3), **facts}, ensure_ascii=False),
+            flush=True,
+        )
+
+
+class Checklist(Screen, AbstractContextManager["Checklist"]):
+    """The stages on a terminal: done with their time, running with rate, time left and memory."""
+
+    every_s = 0.2
+
+    def __init__(self, stages: list[str], console: Any = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = console or Console(stderr=True, highlight=False)
+        self._states: dict[str, tuple[str, float]] = dict.fromkeys(stages, ("waiting", 0.0))
+        self._text = ""
+        self._live = Live(self._draw(), console=self.console, auto_refresh=False, redirect_stdout=False)
+
+    def __enter__(self) -> "Checklist":
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._update()
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def show(self, progress: Progress, final: bool) -> None:
+        left = progress.left_s
+        bar = "" if progress.total is None else _bar(progress.done / max(progress.total, 1)) + " "
+        rate = f"{progress.rate:,.{1 if progress.rate < 20 else 0}f} {progress.unit}/s"
+        parts = [rate, *([] if left is None else [f"{duration(left)} left"]), memory_text()]
+        self._text = f"{bar}{', '.join(p for p in parts if p)}"
+        if final:
+            self.say(progress.text(final))
+        self._update()
+
+    def stage(self, name: str, state: str, seconds: float = 0.0) -> None:
+        self._states[name] = (state, seconds)
+        self._text = ""
+        self._update()
+
+    def _update(self) -> None:
+        self._live.update(self._draw(), refresh=True)
+
+    def _draw(self) -> Any:
+        from rich.text import Text
+
+        lines = Text()
+        for name, (state, seconds) in self._states.items():
+            said = {"running": self._text, "done": duration(seconds), "kept": "was done"}.get(state, "")
+            style = {"running": "bold", "waiting": "dim", "failed": "bold red"}.get(state, "")
+            lines.append(f"{_MARKS[state]} {name:<11} {said}\n", style=style)
+        return lines
+
+
+def progress_facts(progress: Progress) -> dict[str, Any]:
+    """Return a progress as JSON-like values; memory in bytes."""
+    left = progress.left_s
+    return {
+        "label": progress.label,
+        "done": progress.done,
+        "total": progress.total,
+        "unit": progress.unit,
+        "rate": round(progress.rate, 3),
+        "elapsed_s": round(progress.elapsed_s, 1),
+        "left_s": None if left is None else round(left, 1),
+        "note": progress.note,
+        **{f"{name}_bytes": size for name, size in memory().items()},
+    }
+
+
+def memory() -> dict[str, int]:
+    """Return this process's memory, and a GPU's that torch uses, in bytes."""
+    found: dict[str, int] = {}
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        found["memory"] = pages * 4096
+    except (OSError, IndexError, ValueError):  # not Linux
+        pass
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        found["gpu_memory"] = total - free
+    return found
+
+
+def memory_text() -> str:
+    return ", ".join(f"{size / 2**30:.1f} GiB {name.replace('_', ' ')}" for name, size in memory().items())
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person says it: 45 s, 12 min, 3 h 20 min, 2 d 4 h."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def _bar(share: float, width: int = 16) -> str:
+    filled = round(width * min(1.0, share))
+    return "█" * filled + "░" * (width - filled)

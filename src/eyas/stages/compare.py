@@ -1,0 +1,133 @@
+"""compare: finished runs side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eyas.config.load import flatten
+from eyas.errors import UserError
+from eyas.files import atomic_file
+from eyas.progress import say
+from eyas.screens import duration
+from eyas.stages.html import html_page, html_table
+from eyas.stages.records import FOLDERS, STAGES, read_record
+from eyas.stages.svg import line_chart
+
+Records = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``figures`` and ``differing`` settings as (name, a value for each run); "–" where a run has none."""
+
+    runs: list[str]
+    figures: list[tuple[str, list[str]]]
+    differing: list[tuple[str, list[str]]]
+    records: list[Records]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"runs": self.runs, "figures": dict(self.figures), "settings": dict(self.differing)}
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Read what the runs recorded.
+
+    Raises: UserError for a folder that is no run.
+    """
+    records: list[Records] = []
+    settings: list[dict[str, Any]] = []
+    for folder in folders:
+        if not (folder / "run.yaml").is_file():
+            raise UserError(f"{folder} is not a run folder", hint="name folders that hold a run.yaml")
+        found = {stage: read_record(folder / FOLDERS[stage]) for stage in STAGES}
+        records.append({stage: record for stage, record in found.items() if record and record["done"]})
+        settings.append(dict(flatten(yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8")))))
+    columns = [_figures(r) for r in records]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    keys = sorted(set().union(*settings) - {"run_dir"})
+    values = [(key, [str(s.get(key, "–")) for s in settings]) for key in keys]
+    return Comparison(
+        runs=[str(folder) for folder in folders],
+        figures=[(name, [column.get(name, "–") for column in columns]) for name in names],
+        differing=[(key, row) for key, row in values if len(set(row)) > 1],
+        records=records,
+    )
+
+
+def print_comparison(found: Comparison) -> None:
+    """Print figures, then the settings that differ, on stdout."""
+    rows = [("", found.runs), *found.figures]
+    if found.differing:
+        rows += [
+            ("", [""] * len(found.runs)),
+            ("settings that differ", [""] * len(found.runs)),
+            *found.differing,
+        ]
+    widths = [max(len(name) for name, _ in rows)]
+    widths += [max(len(row[i]) for _, row in rows) for i in range(len(found.runs))]
+    for name, row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip((name, *row), widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def write_comparison(found: Comparison, path: Path) -> None:
+    """Write a page with the runs' curves over each other."""
+    loss = {run: _losses(r) for run, r in zip(found.runs, found.records, strict=True) if "train" in r}
+    lengths = {
+        run: [(x["step"], x["acceptance_length"]) for x in r["train"]["history"] if x.get("validation")]
+        for run, r in zip(found.runs, found.records, strict=True)
+        if "train" in r
+    }
+    sections = [
+        html_table([(name, *row) for name, row in found.figures], ("", *found.runs)),
+        "<h2>Settings that differ</h2>",
+        html_table([(key, *row) for key, row in found.differing], ("", *found.runs)) if found.differing
+        else "<p>none</p>",
+        "<h2>Training loss</h2>",
+        line_chart(loss, "optimizer step", "loss"),
+        "<h2>Acceptance length on held-out answers</h2>",
+        line_chart(lengths, "optimizer step", "tokens per target forward"),
+    ]  # fmt: skip
+    with atomic_file(path) as beside:
+        beside.write_text(html_page("Runs compared", sections), encoding="utf-8")
+    say(f"compare: wrote {path}")
+
+
+def _figures(records: Records) -> dict[str, str]:
+    """Return the figures of the stages that are done."""
+    found: dict[str, str] = {}
+    if "evaluate" in records:
+        report = records["evaluate"]["report"]
+        found |= {
+            "acceptance length, decoded": f"{report['acceptance']:.3f}",
+            "acceptance length, predicted": f"{report['predicted']:.3f}",
+            "accepted by position": ", ".join(f"{rate:.0%}" for rate in report["acceptance_rates"]),
+            "draft tokens": f"{report['num_draft_tokens']}",
+            "identical answers": f"{report['identical']} of {report['num_prompts']}",
+            "tokens/s with the draft": f"{report['drafted_tokens_per_s']:.1f}",
+            "tokens/s without": f"{report['plain_tokens_per_s']:.1f}",
+        }
+    if "train" in records:
+        train = records["train"]
+        found |= {
+            "best validation": f"{train['acceptance_length']:.3f} at step {train['best_step']}",
+            "optimizer steps": f"{train['num_steps']:,}",
+            "draft vocabulary covers": f"{train['coverage']:.2%}",
+        }
+        if losses := _losses(records):
+            found["last training loss"] = f"{losses[-1][1]:.3f}"
+    counts = (records.get("regenerate") or records.get("prepare") or {}).get("counts", {})
+    if "train_supervised_tokens" in counts:
+        found["supervised tokens"] = f"{counts['train_supervised_tokens']:,}"
+    if "extract" in records:
+        found["bytes of states"] = f"{records['extract']['num_bytes']:,}"
+    timed = {stage: r["seconds"] for stage, r in records.items() if "seconds" in r}
+    return found | {f"time of {stage}": duration(seconds) for stage, seconds in timed.items()}
+
+
+def _losses(records: Records) -> list[tuple[float, float]]:
+    history = records["train"]["history"]
+    return [(x["step"], x["loss"]) for x in history if not x.get("validation") and x.get("taken", True)]

@@ -1,0 +1,116 @@
+"""init: a run file that a person can read, with the settings worth knowing and why."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from eyas.config.load import load_config
+from eyas.errors import UserError
+from eyas.files import atomic_file
+from eyas.progress import say
+
+_TEMPLATE = """\
+# Written by eyas init. Every setting: eyas config --keys; what this run would do: eyas plan -c {output}
+run_dir: {run_dir}
+
+target:
+  model: {target}{target_note}
+
+data:
+  sources: {sources}   # files, folders, globs, hf:owner/name:split
+  max_length: {max_length}        # tokens of a sample at most; longer ones are cut
+  held_out_share: 0.05    # conversations kept to measure acceptance
+
+regenerate:
+  # The target answers the prompts itself: the draft learns what it will have to predict. false: train on
+  # the answers in the data, if the target wrote them.
+  enabled: true
+  max_new_tokens: {max_new_tokens}
+{regenerate}
+extract:
+{extract}
+draft:
+  vocab_size: {vocab_size}      # the tokens the draft can propose: those most used in the answers
+
+train:
+  num_epochs: 3
+  num_unroll_steps: {unroll}     # steps of the draft on its own states
+  batch_tokens: {batch_tokens}
+{train}
+evaluate:
+  num_draft_tokens: 3     # as you will serve it: num_speculative_tokens
+  max_new_tokens: {decoded}
+"""
+_GPU_REGENERATE = """\
+  engine: vllm
+  # A server that runs already is used instead with: endpoint: http://127.0.0.1:8000/v1
+"""
+_GPU_EXTRACT = """\
+  engine: vllm
+
+vllm:
+  tensor_parallel_size: {gpus}   # GPUs that hold one copy of the target
+  gpu_memory_utilization: 0.9
+
+"""
+_CPU_TARGET = "\n  dtype: float32          # answers with and without the draft are then identical"
+_CPU_EXTRACT = """\
+  engine: transformers    # vllm on GPUs
+
+"""
+
+
+def init(
+    target: str | None, data: Sequence[str], gpus: int | None, run_dir: str | None, output: Path
+) -> None:
+    """Write ``output``; what is not given is asked on a terminal.
+
+    Raises: UserError when something is missing and nobody can be asked, or when the file is there.
+    """
+    if output.exists():
+        raise UserError(f"{output} is there already", hint="name another file with -o")
+    target = target or _ask(
+        "target", "Which model is to be sped up (folder, hub id, or demo:smollm2-135m-instruct)?"
+    )
+    data = data or [_ask("data", "Where are conversations or prompts (file, folder or hf:owner/name:split)?")]
+    if gpus is None:
+        gpus = int(_ask("gpus", "How many GPUs may be used?", str(_num_gpus())))
+    name = re.sub(r"[^a-z0-9.]+", "-", target.rsplit("/", 1)[-1].removeprefix("demo:").lower()).strip("-")
+    text = _TEMPLATE.format(
+        output=output,
+        run_dir=json.dumps(run_dir or f"runs/{name}"),
+        target=json.dumps(target),
+        target_note="" if gpus else _CPU_TARGET,
+        sources=json.dumps(list(data)),
+        max_length=2048 if gpus else 512,
+        max_new_tokens=512 if gpus else 96,
+        regenerate=_GPU_REGENERATE if gpus else "  batch_size: 64\n",
+        extract=_GPU_EXTRACT.format(gpus=gpus) if gpus else _CPU_EXTRACT,
+        vocab_size=32000 if gpus else 4096,
+        decoded=128 if gpus else 64,
+        unroll=7 if gpus else 3,
+        batch_tokens=8192 if gpus else 512,
+        train="  compute_dtype: bfloat16 # masters and optimizer stay in float32\n" if gpus
+        else "  learning_rate: 1.5e-3   # small targets take more than the default\n",
+    )  # fmt: skip
+    with atomic_file(output) as beside:
+        beside.write_text(text, encoding="utf-8")
+        load_config(beside)  # what we write must be valid
+    say(f"init: wrote {output}")
+    say(f"next: eyas doctor -c {output}, eyas plan -c {output}, eyas run -c {output}")
+
+
+def _ask(flag: str, question: str, default: str | None = None) -> str:
+    if not sys.stdin.isatty():
+        raise UserError(f"--{flag} is missing, and there is no terminal to ask on", hint=f"give --{flag}")
+    return str(click.prompt(question, default=default, err=True))
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
