@@ -239,7 +239,9 @@ class EvaluateSettings(Section):
     concurrency: tuple[PositiveInt, ...] = Field(
         (1, 2, 4, 8, 16, 32, 64), description="requests at a time that are served and compared"
     )
-    temperatures: tuple[float, ...] = Field((0.0,), description="sampling temperatures that are served")
+    temperatures: tuple[float, ...] = Field(
+        (0.0,), description="sampling temperatures that are served; 0 always is"
+    )
 
 
 class RunConfig(Section):

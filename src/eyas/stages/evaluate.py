@@ -1,6 +1,7 @@
 """evaluate: speculative decoding with the exported draft, beside the target alone and the prediction."""
 
 import csv
+import gc
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ def evaluate(context: RunContext) -> None:
     )
     served = None
     if settings.engine == "vllm" or settings.endpoint:
+        del teacher, draft, target_ids
+        _free_memory()  # the engine wants the device to itself
         acceptance = _total(here.drafted.values(), settings.num_draft_tokens) if here else None
         served = measure_served(context, prompts, here.plain if here else None, predicted, acceptance)
     report = _report(context, len(prompts), here, predicted, served)
@@ -79,6 +82,13 @@ def evaluate(context: RunContext) -> None:
         )
     if served is not None:
         say(f"evaluate: {served['recommendation']}")
+
+
+def _free_memory() -> None:
+    """Give back what this process holds of a device beyond what it still uses."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)
