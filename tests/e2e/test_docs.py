@@ -75,7 +75,9 @@ def test_every_page_is_in_the_navigation() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_command_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    named = set(re.findall(r"^ *eyas ([a-z]+)", text, re.M)) | set(re.findall(r"`eyas ([a-z]+)", text))
+    shown = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M))
+    named = set(re.findall(r"^ *eyas ([a-z-]+)", shown, re.M)) | set(re.findall(r"`eyas ([a-z-]+)", text))
+    named |= set(re.findall(r"^ {4}eyas ([a-z-]+)", text, re.M))
     assert named <= set(cli.commands)
 
 

@@ -77,6 +77,8 @@ def test_a_kimi_sized_recipe_is_planned_from_its_config_alone(tmp_path: Path) ->
     assert planned(target, "extract.engine=vllm", tokens=1000, gpu_memory=80).memory[0].fits is False
     assert any(s.seconds is None for s in found.stages)  # nothing tells how fast the target answers
     assert found.seconds is None
+    # Validating 5 M tokens every hundred steps would cost more than training does.
+    assert any("validation is" in note for note in found.notes)
     assert json.loads(json.dumps(found.to_json()))["tokens"]["train"] == pytest.approx(495e6)
 
 

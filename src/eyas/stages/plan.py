@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eyas.draft.base import draft_config_for
 from eyas.errors import UserError, did_you_mean
 from eyas.progress import say
 from eyas.screens import duration
@@ -19,6 +18,7 @@ from eyas.stages.estimates import Tokens
 from eyas.stages.records import FOLDERS, read_record
 from eyas.stages.run import stages_of
 from eyas.stages.shape import Shape, read_shape
+from eyas.stages.train import draft_config
 
 # A target of at most this size is loaded for a calibration without being asked.
 CALIBRATED_BYTES = 2 << 30
@@ -123,16 +123,14 @@ def plan(
         measured = _calibrate(context, rows)
     found = _tokens(context, tokens, counted, rows, measured)
     config, spec = context.config, shape.spec
-    draft = draft_config_for(
-        spec,
-        config.draft.vocab_size or spec.vocab_size,
-        config.draft.intermediate_size,
-        config.draft.num_attention_heads,
-        config.draft.num_key_value_heads,
-        config.draft.fc_norm,
-        config.draft.norm_output,
-    )
+    draft = draft_config(context, config.draft.vocab_size or spec.vocab_size, spec)
     works = _works(context, found, rows, measured)
+    trained = config.train.num_epochs * found.train
+    if trained and works["train"] > 2 * trained:
+        notes.append(
+            f"validation is {1 - trained / works['train']:.0%} of training's work: "
+            "raise train.validate_every, or lower data.held_out_share"
+        )
     stages = [
         _stage_plan(context, stage, states[stage], works.get(stage), given, earlier, measured)
         for stage in stages_of(context)

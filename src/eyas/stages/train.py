@@ -146,14 +146,14 @@ def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eag
     return draft
 
 
-def draft_config(context: RunContext, vocab_size: int) -> DraftConfig:
-    """Return the configured shape of the draft.
+def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None = None) -> DraftConfig:
+    """Return the configured shape of the draft; ``spec`` describes the target where a plan knows less of it.
 
     Raises: UserError when heads do not divide.
     """
     shape = context.config.draft
     return draft_config_for(
-        context.spec,
+        spec or context.spec,
         vocab_size,
         shape.intermediate_size,
         shape.num_attention_heads,
