@@ -92,7 +92,7 @@ class ExtractSettings(Section):
     )
     batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
-    shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
+    shard_bytes: PositiveInt = Field(512 << 20, description="size of one shard")
     states_dir: str | None = Field(
         None, description="folder or fsspec URL of the states, e.g. s3://bucket/run; default: in run_dir"
     )

@@ -23,7 +23,7 @@ Checked = tuple[LayerSums, LayerSums]  # aux, last
 Check = Callable[[HiddenStates, TokenizedSample], Checked]
 
 _NUM_CHECKERS = min(8, os.cpu_count() or 1)
-_NUM_WRITERS = 3
+_NUM_WRITERS = 6
 
 
 @dataclass
