@@ -188,8 +188,10 @@ def check_of(context: RunContext, engine: Engine, probed: Probed, samples: list[
 
     How well states predict those is measured on a few ``samples``, each computed alone.
     """
-    longest = sorted(samples, key=lambda s: int(s.supervised.sum()), reverse=True)[:NUM_CALIBRATING]
-    alone = [dataclasses.replace(s, sample_id=f"probe-own-{i}") for i, s in enumerate(longest)]
+    alone = [
+        dataclasses.replace(s, sample_id=f"probe-own-{i}")
+        for i, s in enumerate(samples[:: max(1, len(samples) // NUM_CALIBRATING)])
+    ]
     known = [w.states for s in alone for w in engine.witness([s]) if isinstance(w, Witness)]
     teacher = read_teacher(context.target_folder, context.spec)
     last_check = LastCheck.calibrated(context.spec, teacher, known)

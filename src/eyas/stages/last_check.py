@@ -17,14 +17,14 @@ from eyas.store.shards import check_shape
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TargetSpec
 
-# Rows judged of one sample, and samples computed alone to know what is usual.
-_MAX_ROWS = 128
-NUM_CALIBRATING = 4
+# Rows judged of one sample, and samples computed alone to know what is usual; each has so many rows.
+_MAX_ROWS = 256
+NUM_CALIBRATING = 16
 _MIN_CALIBRATING_ROWS = 16
 # Answers that are the target's own: a row misses when any other token of the answer is preferred.
-_MAX_OWN_MISSES = 0.02
-# Answers by others: it misses when one certain other token is. Beyond this they say nothing.
-_MAX_USUAL_MISSES = 0.25
+# Answers by others: it misses when one certain other token is, which of another's states every second does.
+# (against all others, most misses of any sample that calibrates, least share that is taken for usual)
+_WAYS = ((True, 0.02, 0.02), (False, 0.125, 0.25))
 # A sample is refused when its misses have a chance of less than e^-21, one in a billion.
 _IMPROBABLE = 21.0
 # How far the root mean square of a normed row is from 1.
@@ -44,11 +44,11 @@ class LastCheck:
     @classmethod
     def calibrated(cls, spec: TargetSpec, teacher: TeacherHead, known: Sequence[HiddenStates]) -> "LastCheck":
         """Measure on states that are known to be right."""
-        for against_all, most in ((True, _MAX_OWN_MISSES), (False, _MAX_USUAL_MISSES)):
+        for against_all, most, least in _WAYS:
             judged = [count_misses(states, teacher, against_all) for states in known]
-            misses, rows = sum(m for m, _ in judged), sum(n for _, n in judged)
-            if rows >= _MIN_CALIBRATING_ROWS and misses <= most * rows:
-                return cls(spec, teacher, max(0.01, 3 * misses / rows), against_all)
+            shares = [misses / rows for misses, rows in judged if rows >= _MIN_CALIBRATING_ROWS]
+            if shares and max(shares) <= most:
+                return cls(spec, teacher, max(least, 2 * max(shares)), against_all)
         return cls(spec, teacher, None)
 
     def __call__(self, states: HiddenStates, aux_norms_TL: torch.Tensor, last_norms_R: torch.Tensor) -> None:
