@@ -33,6 +33,40 @@ def draft_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": float(rope.get("rope_theta", 10000.0)), **kept}
 
 
+def latent_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary parameters of a draft with latent attention: plain, or DeepSeek's YaRN.
+
+    There vLLM reads mscale as the trainer does, if both of its values are named; it knows no other scaling.
+    """
+    kept = draft_rope(rope)
+    if kept["rope_type"] != "yarn" or "original_max_position_embeddings" not in kept:
+        return {"rope_type": "default", "rope_theta": kept["rope_theta"]}
+    kept.pop("truncate", None)
+    both = rope.get("mscale") and rope.get("mscale_all_dim")
+    mscale, of_all = (rope["mscale"], rope["mscale_all_dim"]) if both else (1.0, 0.0)
+    return {**kept, "mscale": float(mscale), "mscale_all_dim": float(of_all)}
+
+
+def latent_shape(spec: TargetSpec, num_kv_heads: int | None) -> Mapping[str, int | None]:
+    """Return ranks and head widths as the target has them. Raises: UserError when it has none."""
+    if spec.latent_attention is None:
+        raise UserError(
+            f"draft.attention=mla needs a target with latent attention; {spec.architecture} has another",
+            hint="leave draft.attention out",
+        )
+    if num_kv_heads is not None:
+        raise UserError(
+            f"draft.num_key_value_heads={num_kv_heads} means nothing with draft.attention=mla",
+            hint="leave draft.num_key_value_heads out",
+        )
+    return spec.latent_attention
+
+
+def latent_head_dim(latent: Mapping[str, int | None]) -> int:
+    """Return the width of a query's or key's head: the part that turns with positions, and the rest."""
+    return (latent["qk_nope_head_dim"] or 0) + (latent["qk_rope_head_dim"] or 0)
+
+
 def draft_heads(
     spec: TargetSpec, width: int, num_heads: int | None, num_kv_heads: int | None
 ) -> tuple[int, int, int]:

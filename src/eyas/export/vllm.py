@@ -131,20 +131,33 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     return draft.logits(draft.carry(hidden))
 
 
+def _layer_kind(config: DraftConfig) -> dict[str, Any]:
+    """Return the keys by which engines know the layer's class and its attention."""
+    if config.latent_attention is None:
+        return {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "head_dim": config.head_dim,
+        }
+    return {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v3",
+        **config.latent_attention,
+    }
+
+
 def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
     ids = list(spec.aux_layer_ids)
     rope = dict(config.rope_parameters)
     scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
+        **_layer_kind(config),
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_position_embeddings,
         # Newer engines read rope_parameters, older ones the two keys it replaced.
