@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -187,6 +187,7 @@ def make_trainer(
     norm_output: bool = False,
     hidden_size: int | None = None,
     num_layers: int = 1,
+    attention: Literal["gqa", "mla"] = "gqa",
     **settings: Any,
 ) -> Trainer:
     """Return a trainer of a draft that starts from ``target``, as the train stage makes it."""
@@ -203,6 +204,7 @@ def make_trainer(
         norm_output=norm_output,
         hidden_size=hidden_size,
         num_layers=num_layers,
+        attention=attention,
     )
     draft = Eagle3Draft(shape)
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)

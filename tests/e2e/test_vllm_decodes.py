@@ -6,9 +6,10 @@ An engine that is given other layer ids, another vocabulary or too few fields do
 import importlib.util
 import json
 from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from eyas.evaluate.decode import DraftChain, decode_plain, decode_speculative
 from eyas.export.vllm import load_export
 from eyas.targets.teacher import read_teacher
 from eyas.train.metrics import Acceptance
+from families import TINY
 from tiny import VOCAB_SIZE, answered_states, make_target, make_trainer, spec_of
 
 pytestmark = [
@@ -48,6 +50,8 @@ class Kind:
     hidden_size: int | None = None
     first_length: int = 6  # of the prompts
     num_layers: int = 1
+    target: Mapping[str, Any] = field(default_factory=dict)  # what its target has of its own
+    attention: Literal["gqa", "mla"] = "gqa"
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -61,6 +65,18 @@ class Kind:
 # Positions stretched from 1024 to 4096.
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 
+# The one latent that vLLM's kernels for it take on a CPU: 512 and 64, as in the released models.
+DEEPSEEK = {
+    **TINY["deepseek-v3"].settings,
+    "model_type": "deepseek_v3",
+    "hidden_size": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
+    "initializer_range": 0.1,
+    "rope_parameters": {**YARN, "original_max_position_embeddings": 128, "mscale": 0.8, "mscale_all_dim": 1.0},
+}
+
 KINDS = {
     "native, three aux layers, part of the vocabulary": Kind(),
     "two aux layers, fc_norm, the whole vocabulary": Kind((3, 5), VOCAB_SIZE, fc_norm=True),
@@ -72,6 +88,7 @@ KINDS = {
     ),
     "wider than its target, beyond 2048 positions by YaRN": Kind(hidden_size=64, first_length=2040),
     "two layers": Kind(num_layers=2),
+    "latent attention, on a target that has it": Kind(target=DEEPSEEK, attention="mla"),
 }
 
 
@@ -87,14 +104,14 @@ class Exported:
 def make(root: Path, kind: Kind) -> Exported:
     """Train a draft of this kind for a few steps, export it, decode with it here."""
     positions = {"max_position_embeddings": 4096, "rope_parameters": YARN} if kind.first_length > 512 else {}
-    target = make_target(root / "target", tied=kind.tied, **positions)
+    target = make_target(root / "target", tied=kind.tied, **positions, **kind.target)
     spec = spec_of(target, kind.aux_layer_ids)
     engine = TransformersEngine(target, spec)
     states = answered_states(engine, 40, 20)
     trainer = make_trainer(
         root / "checkpoints", target, states[4:], states[:4], kind.vocab_size, spec=spec, num_epochs=6,
         learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output, hidden_size=kind.hidden_size,
-        num_layers=kind.num_layers,
+        num_layers=kind.num_layers, attention=kind.attention,
     )  # fmt: skip
     trainer.run()
     folder = root / "draft"

@@ -95,6 +95,26 @@ def test_a_draft_of_several_layers_equals_the_plain_reference(num_layers: int, n
         assert relative(gradients[name], expected[name]) < 1e-5, name
 
 
+@pytest.mark.parametrize(("query_rank", "num_layers"), [(12, 1), (None, 1), (12, 2)])
+def test_a_draft_with_latent_attention_equals_the_plain_reference(
+    query_rank: int | None, num_layers: int
+) -> None:
+    latent = {
+        "q_lora_rank": query_rank,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 7,
+    }
+    case = make_case(5, (19, 2, 25), share=0.4, latent=latent, num_layers=num_layers)
+    expected_loss, expected = reference_gradients(case, 5)
+    loss, gradients = trainer_gradients(case, 5)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert ("layers.0.self_attn.q_a_layernorm.weight" in gradients) == (query_rank is not None)
+    for name in case.draft.trainable():
+        assert relative(gradients[name], expected[name]) < 1e-5, name
+
+
 def test_gradients_reach_every_trainable_tensor_and_no_frozen_one() -> None:
     case = make_case(0)
     _, gradients = trainer_gradients(case, 3)

@@ -141,7 +141,8 @@ def _layer_kind(config: DraftConfig) -> dict[str, Any]:
         }
     return {
         "architectures": ["Eagle3DeepseekV2ForCausalLM"],
-        "model_type": "deepseek_v3",
+        # Not deepseek_v3: vLLM 0.32 takes any draft of that type for the target's own MTP layer.
+        "model_type": "deepseek_v2",
         **config.latent_attention,
     }
 
