@@ -13,6 +13,7 @@ import click
 from eyas import verbs
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
+from eyas.progress import say
 
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "
@@ -293,6 +294,16 @@ def inspect_prepared(debug: bool, **arguments: Any) -> None:
     _guarded(debug, verbs.inspect_prepared, **arguments)
 
 
+@inspect.command("states")
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@click.option("--verify", is_flag=True, help="only check every shard against its checksum")
+@click.option("--debug", is_flag=True, help="show a traceback for an error")
+@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+def inspect_states(path: Path | None, verify: bool, debug: bool, settings: tuple[str, ...]) -> None:
+    """Show figures of the hidden states by layer, and their histograms as a page; or verify every byte."""
+    _guarded(debug, _inspect_states, path, verify, settings)
+
+
 @cli.command("config", epilog=_example("eyas config -c run.yaml"))
 @_on_a_run
 @click.option("--keys", is_flag=True, help="list every setting with its meaning")
@@ -316,6 +327,17 @@ def completion(shell: str) -> None:
     )  # source() would start the shell to ask its version
 
 
+def _inspect_states(path: Path | None, verify: bool, settings: tuple[str, ...]) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages import inspect_states
+    from eyas.stages.context import RunContext
+
+    show = inspect_states.verify_states if verify else inspect_states.inspect_states
+    show(RunContext(loaded))
+
+
 def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
     # A scheduler's or eyas stop's SIGTERM ends a run as Ctrl-C does: workers are closed, work is kept.
@@ -327,7 +349,7 @@ def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **name
         _show(debug, error.what, error.hint)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        click.echo("interrupted; the same command goes on from here", err=True)
+        say("interrupted; the same command goes on from here")  # of several ranks, the first
         sys.exit(130)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         sys.stderr.close()

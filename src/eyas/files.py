@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,24 @@ def fingerprint(value: Any) -> str:
     """Return 16 hex digits that identify a JSON-like value."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def seal(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON-like value with a checksum of itself, so that no changed byte is believed."""
+    return {**value, "seal": fingerprint(json.loads(json.dumps(value)))}
+
+
+def unseal(value: Any) -> dict[str, Any]:
+    """Return what was sealed, without its checksum.
+
+    Raises: ValueError when it is not what was sealed.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("seal"), str):
+        raise ValueError("it has no checksum of itself")
+    rest = {k: v for k, v in value.items() if k != "seal"}
+    if fingerprint(rest) != value["seal"]:
+        raise ValueError("its checksum is not the one written")
+    return rest
 
 
 def sha256_of_file(path: Path) -> str:
@@ -65,6 +84,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+_LITTER = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")
+
+
+def remove_litter(folder: Path) -> None:
+    """Remove what a killed process was writing beside the files and folders below ``folder``."""
+    for path in [p for p in folder.rglob(".*") if _LITTER.fullmatch(p.name)]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

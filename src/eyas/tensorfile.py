@@ -7,6 +7,8 @@ from typing import BinaryIO
 
 import torch
 import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 _DTYPES = {
     torch.float32: "F32",
@@ -43,6 +45,17 @@ def write_tensors(
         digest.update(piece)
         f.write(piece)
     return 8 + len(text) + end, digest.hexdigest()
+
+
+def save_tensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write whole tensors. Raises: OSError when the disk refuses, as of any other file."""
+    try:
+        save_file(dict(tensors), path, dict(metadata) if metadata else None)
+    except SafetensorError as error:
+        # Tensors that cannot be written are our mistake and raise ValueError; what is left is the disk.
+        raise OSError(f"cannot write {path}: {error}") from None
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> str:

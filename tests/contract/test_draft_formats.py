@@ -23,8 +23,9 @@ IDS = np.array([0, 1, 2, 7, 11, 12, 30, 41, 48, 49])
 SPEC = make_spec(aux_layer_ids=(2, 4, 7, 8))
 
 
-def make_draft(spec: TargetSpec, vocab_size: int = len(IDS)) -> Eagle3Draft:
-    draft = Eagle3Draft(draft_config_for(spec, vocab_size, fc_norm=True, norm_output=True))
+def make_draft(spec: TargetSpec, num_layers: int = 1) -> Eagle3Draft:
+    shape = draft_config_for(spec, len(IDS), fc_norm=True, norm_output=True, num_layers=num_layers)
+    draft = Eagle3Draft(shape)
     with torch.no_grad():
         for parameter in draft.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3)
@@ -110,7 +111,6 @@ def test_another_embedding_than_the_targets_is_refused(tmp_path: Path) -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "is quantised"),
         ({"architectures": ["LlamaForCausalLM"]}, "is no EAGLE-3 draft"),
-        ({"num_hidden_layers": 2}, "2 layers"),
     ],
 )
 def test_what_eyas_does_not_compute_is_refused_by_name(
@@ -185,12 +185,21 @@ def test_sglang_finds_all_it_reads(tmp_path: Path) -> None:
     assert names == layer | fixed
 
 
-def test_upper_layers_have_their_norm_under_both_engines_names(tmp_path: Path) -> None:
-    draft = make_draft(SPEC)
-    upper = torch.nn.Parameter(torch.randn(16))
-    named = draft.trainable() | {"layers.1.input_layernorm.weight": upper}
-    draft.trainable = lambda: named  # type: ignore[method-assign]
-    registry.resolve(registry.EXPORTERS, "vllm", "exporter")().write(tmp_path, draft, SPEC, VocabMap(IDS, 50))
-    tensors = load_file(tmp_path / "model.safetensors")
+@pytest.mark.parametrize("format", sorted(registry.EXPORTERS))
+def test_upper_layers_have_their_norm_under_both_engines_names(tmp_path: Path, format: str) -> None:
+    draft = make_draft(SPEC, num_layers=2)
+    folder = export(tmp_path / "draft", format, draft)
+    tensors = load_file(folder / "model.safetensors")
+    upper = tensors["layers.1.input_layernorm.weight"]
     assert torch.equal(tensors["layers.1.hidden_norm.weight"], upper)
-    assert torch.equal(tensors["layers.1.input_layernorm.weight"], upper)
+    again, _, _ = load_export(folder, draft.embed_tokens.weight)
+    assert torch.equal(logits(again), logits(draft))
+
+
+def test_an_upper_layer_whose_two_norms_differ_is_refused(tmp_path: Path) -> None:
+    folder = export(tmp_path / "draft", "vllm", make_draft(SPEC, num_layers=2))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["layers.1.hidden_norm.weight"] += 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ContractError, match="two norms"):
+        read_draft(folder)

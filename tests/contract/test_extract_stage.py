@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eyas import registry
-from eyas.store.manifest import read_journal
+from eyas.store.journal import read_journal
 from pipeline import Screen, eyas, write_run
 
 
@@ -41,6 +41,19 @@ def extract_with(prepared: Path, monkeypatch: pytest.MonkeyPatch):  # type: igno
         ("ZeroLayer", "is all zero"),
         ("ZeroLast", "is all zero"),
         ("OneLayerOfThree", "1 aux layers of width 32, the target's are 3 of width 32"),
+        ("Swapping", "last states do not predict the tokens that follow"),
+        ("RepeatingALayer", "aux layers number 0 and 1 hold the same states"),
+        ("DroppingARow", "of different tokens are the same"),
+        ("LosingARow", "tokens but aux states"),
+        ("ReturningAShard", "3 aux layers of width 16, the target's are 3 of width 32"),
+        ("AddingWarmUpRows", "last states do not predict the tokens that follow"),
+        ("NormingTheLast", "the last states are after the final norm"),
+        ("ReturningAnAuxLayerAsLast", "the last states are those of layer 5"),
+        ("LeavingRowsEmpty", "row 4 is all zero"),
+        ("AlwaysNormed", "probe, teacher"),
+        ("AlwaysShifted", "probe, teacher"),
+        ("OffByOneLayer", "differ in this engine and in transformers"),
+        ("WithAnotherRope", "differ in this engine and in transformers"),
     ],
 )
 def test_an_engine_that_does_wrong_is_refused_and_nothing_of_it_is_kept(

@@ -1,6 +1,7 @@
 """Several ranks train what one process trains."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from eyas.config.schema import TrainSettings
 from eyas.data.pack import pack
 from eyas.errors import ContractError, UserError
+from eyas.stages.train import _check_shared
 from eyas.train.ranks import Ranks, share_of
 from eyas.train.schedule import check_ranks, plan_steps
 from rank_cases import run_ranks, train_together
@@ -80,6 +82,24 @@ def fail_on_first(ranks: Ranks) -> Any:
         return error.what
     except SystemExit as error:
         return error.code
+
+
+def look(ranks: Ranks, seen: Path, unseen: Path) -> str:
+    """Look for the run folder where each rank's machine has it: rank 1's lacks it."""
+    context: Any = SimpleNamespace(folder=lambda stage: unseen if ranks.rank else seen)
+    try:
+        _check_shared(context, ranks)
+    except UserError as error:
+        return error.what
+    return ""
+
+
+def test_a_run_folder_that_one_machine_does_not_see_is_named_on_all(tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "seen" / "stage.json").touch()
+    found = run_ranks(2, tmp_path / "meet", look, tmp_path / "seen", tmp_path / "unseen")
+    assert all("does not see" in what for what in found)
+    assert run_ranks(2, tmp_path / "again", look, tmp_path / "seen", tmp_path / "seen") == ["", ""]
 
 
 def test_ranks_refuse_to_differ_and_an_error_of_the_first_ends_all(tmp_path: Path) -> None:

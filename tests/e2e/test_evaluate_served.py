@@ -175,6 +175,13 @@ def test_a_server_that_counts_nothing_is_refused_before_anything_is_measured(run
     assert server.generated == 0
 
 
+def test_a_server_that_is_not_there_is_named_with_its_setting(run_file: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    screen = eyas("evaluate", "-c", run_file, "--endpoint", url, "--fresh", "evaluate.in_process=false")
+    assert screen.code == 2
+    assert f"error: evaluate.endpoint={url} does not answer /models" in screen.err
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [

@@ -27,7 +27,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 import torch
 
 from eyas.engines.vllm.session import make_staging
-from eyas.store.manifest import read_journal
+from eyas.store.journal import read_journal
 from eyas.store.shards import ShardStore
 
 pytestmark = pytest.mark.filterwarnings("ignore")

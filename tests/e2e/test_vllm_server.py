@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.store.manifest import read_journal
+from eyas.store.journal import read_journal
 from eyas.store.shards import ShardStore
 from pipeline import eyas
 from vllm_cases import (

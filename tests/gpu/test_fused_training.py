@@ -25,7 +25,7 @@ CUDA = torch.device("cuda")
 NUM_STEPS = 5
 
 
-def case_of(seed: int, heads: int = 8) -> Case:
+def case_of(seed: int, heads: int = 8, **shape: bool) -> Case:
     return make_case(
         seed,
         (150, 7, 260, 91),
@@ -37,6 +37,7 @@ def case_of(seed: int, heads: int = 8) -> Case:
         mlp=512,
         target_vocab=1500,
         draft_vocab=600,
+        **shape,  # type: ignore[arg-type]
     )
 
 
@@ -77,6 +78,16 @@ def test_fused_equals_plain_in_fp32(loss: LossKind) -> None:
     case = case_of(0)
     expected_loss, expected = plain(case, torch.float32, loss)
     found_loss, found = fused(case, torch.float32, loss)
+    assert found_loss == pytest.approx(expected_loss, rel=1e-5)
+    for name in expected:
+        assert distance(found[name], expected[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("shape", [{"fc_norm": True}, {"norm_output": True}], ids=["fc_norm", "norm_output"])
+def test_fused_equals_plain_in_fp32_for_eagle_3_1(shape: dict[str, bool]) -> None:
+    case = case_of(0, **shape)
+    expected_loss, expected = plain(case, torch.float32)
+    found_loss, found = fused(case, torch.float32)
     assert found_loss == pytest.approx(expected_loss, rel=1e-5)
     for name in expected:
         assert distance(found[name], expected[name]) < 1e-5, name

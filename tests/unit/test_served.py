@@ -90,3 +90,21 @@ def test_another_k_that_is_best_somewhere_is_mentioned() -> None:
 
 def test_nothing_is_recommended_without_the_target_alone() -> None:
     assert "no recommendation" in recommend(with_speed_up([point(3, 1, 100)]))
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "gap"),
+    [
+        ({7: -1.0, 9: -1.25, 3: -4.0}, 0.25),  # the two at the top, nearly tied
+        ({3: -0.5, 7: -1.0, 9: -1.25}, 0.75),  # a third is above both
+        ({7: -1.0, 3: -4.0}, float("inf")),  # the one found is nowhere near
+    ],
+)
+def test_the_gap_of_a_difference_is_to_the_likeliest_token(logprobs: dict[int, float], gap: float) -> None:
+    from eyas.evaluate.lossless import FirstDifference
+    from eyas.stages.served import _with_gap
+
+    parted = FirstDifference("p", 4, 7, 9, float("inf"))
+    assert _with_gap(parted, logprobs).gap == gap
+    ended = FirstDifference("p", 4, 7, -1, float("inf"))
+    assert _with_gap(ended, logprobs).gap == float("inf")

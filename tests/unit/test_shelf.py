@@ -12,8 +12,9 @@ import torch
 from eyas.engines.probe import outside_envelope
 from eyas.errors import ContractError, EyasError
 from eyas.stages.shelf import Shelf, check_states
-from eyas.stages.statistics import read_table
-from eyas.store.manifest import StoreManifest, read_journal
+from eyas.stages.statistics import table_of
+from eyas.store.journal import read_journal
+from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore, ShardWriter
 from eyas.types import Failure, HiddenStates, TargetSpec
 from vllm_cases import make_model, mixed_samples, spec_of_model
@@ -64,12 +65,13 @@ def test_the_table_holds_what_all_values_together_give(tmp_path: Path, spec: Tar
     shelf.finish()
     shelf.close()
     everything = torch.cat([states(spec, i).aux for i in range(len(SAMPLES))])[:, 1].double()
-    row = read_table(tmp_path)[1]
+    table = table_of(r.figures for r in read_journal(tmp_path).values())
+    row = table[1]
     assert row["min"] == float(everything.min())
     assert row["max"] == float(everything.max())
     assert row["mean"] == pytest.approx(float(everything.mean()), abs=1e-6)
     assert row["rms"] == pytest.approx(float(everything.square().mean().sqrt()), rel=1e-6)
-    assert len(read_table(tmp_path)) == 3
+    assert len(table) == 3
 
 
 def test_a_sample_twice_or_unasked_is_refused(tmp_path: Path, spec: TargetSpec) -> None:

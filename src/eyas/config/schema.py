@@ -92,7 +92,13 @@ class ExtractSettings(Section):
     )
     batch_size: PositiveInt = Field(64, description="samples computed together at most")
     batch_tokens: PositiveInt = Field(4096, description="tokens of a batch, padding included")
-    shard_bytes: PositiveInt = Field(1 << 30, description="size of one shard")
+    shard_bytes: PositiveInt = Field(512 << 20, description="size of one shard")
+    states_dir: str | None = Field(
+        None, description="folder or fsspec URL of the states, e.g. s3://bucket/run; default: in run_dir"
+    )
+    states_dtype: Literal["auto", "float8_e4m3fn"] = Field(
+        "auto", description="how states are stored: as computed, or in 8 bits, a scale a token and layer"
+    )
     max_failures: NonNegativeInt = Field(0, description="samples that may fail before the stage stops")
     fleet: FleetSettings | None = Field(
         None, description="engines of a Ray cluster, e.g. {replicas: 4, gpus_per_replica: 8}"
@@ -233,7 +239,9 @@ class EvaluateSettings(Section):
     concurrency: tuple[PositiveInt, ...] = Field(
         (1, 2, 4, 8, 16, 32, 64), description="requests at a time that are served and compared"
     )
-    temperatures: tuple[float, ...] = Field((0.0,), description="sampling temperatures that are served")
+    temperatures: tuple[float, ...] = Field(
+        (0.0,), description="sampling temperatures that are served; 0 always is"
+    )
 
 
 class RunConfig(Section):

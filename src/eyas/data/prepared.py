@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +16,12 @@ import pyarrow.parquet as pq
 from eyas.data.sources import Drop
 from eyas.data.vocab import COVERAGE_SIZES, count_supervised, coverage_at
 from eyas.errors import ContractError, UserError
-from eyas.files import read_json, write_json
+from eyas.files import flush_to_disk, read_json, seal, sha256_of_file, unseal, write_json
 from eyas.types import Conversation, Message, TokenizedSample
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, Split] = ("train", "held_out")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _SAMPLES = pa.schema(
     [
@@ -32,6 +33,8 @@ _SAMPLES = pa.schema(
     ]
 )
 _CONVERSATIONS = pa.schema([("conversation_id", pa.string()), ("split", pa.string()), ("row", pa.string())])
+_HASHED = ("samples.parquet", "conversations.parquet")
+_REDO = "run the command that wrote it again: eyas prepare, or eyas regenerate, which keeps its answers"
 _ROWS_PER_GROUP = 1000
 _TOKENS_PER_GROUP = 2_000_000
 
@@ -84,15 +87,18 @@ class PreparedWriter:
     def finish(self, **facts: Any) -> dict[str, Any]:
         """Close the files and write the manifest with ``facts`` beside the counts."""
         self.close()
+        for name in (*_HASHED, "drops.jsonl"):
+            flush_to_disk(self.folder / name)
         manifest = {
             "format_version": FORMAT_VERSION,
+            "sha256": {name: sha256_of_file(self.folder / name) for name in _HASHED},
             "fingerprint": self._digest.hexdigest()[:16],
             "counts": dict(sorted(self.counts.items())),
             "drops": dict(self.drops.most_common()),
             "coverage": coverage_at(self._vocab_counts, COVERAGE_SIZES),
             **facts,
         }
-        write_json(self.folder / "manifest.json", manifest)
+        write_json(self.folder / "manifest.json", seal(manifest))
         return manifest
 
     def __enter__(self) -> "PreparedWriter":
@@ -137,23 +143,56 @@ class PreparedWriter:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read a prepared folder's manifest.
 
-    Raises: UserError when there is none; ContractError for another format version.
+    Raises: UserError when there is none; ContractError for a damaged one or another format version.
     """
     path = folder / "manifest.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no prepared data", hint="run: eyas prepare -c <run file>")
-    manifest: dict[str, Any] = read_json(path)
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise ContractError(
-            f"{folder} has format version {manifest.get('format_version')}, this eyas reads {FORMAT_VERSION}",
-            hint="prepare the data again with this version",
-        )
-    return manifest
+    try:
+        manifest = read_json(path)
+        version = manifest["format_version"]
+        if version != FORMAT_VERSION:
+            raise ContractError(
+                f"{folder} has format version {version}, this eyas reads {FORMAT_VERSION}",
+                hint="prepare the data again with this version",
+            )
+        return unseal(manifest)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ContractError(f"{path} is damaged: {error}", hint=_REDO) from None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a prepared folder's files are there, byte for byte as they were written."""
+    try:
+        for name in _HASHED:
+            _verified(folder, name)
+    except (ContractError, UserError):
+        return False
+    return True
+
+
+def _verified(folder: Path, name: str) -> Path:
+    """Return the path of a file of which no byte has changed.
+
+    Raises: ContractError naming the file.
+    """
+    path = folder / name
+    digest = read_manifest(folder)["sha256"][name]
+    if not path.is_file():
+        raise ContractError(f"{path} is missing", hint=_REDO)
+    if _digest_of(path, path.stat().st_mtime_ns) != digest:
+        raise ContractError(f"{path} is damaged: its checksum is not the one written", hint=_REDO)
+    return path
+
+
+@lru_cache(maxsize=16)
+def _digest_of(path: Path, mtime_ns: int) -> str:
+    return sha256_of_file(path)
 
 
 def read_samples(folder: Path, split: Split) -> Iterator[TokenizedSample]:
     """Yield the samples of one split in their stored order."""
-    for batch in pq.ParquetFile(folder / "samples.parquet").iter_batches(_ROWS_PER_GROUP):
+    for batch in pq.ParquetFile(_verified(folder, "samples.parquet")).iter_batches(_ROWS_PER_GROUP):
         ids, mask = batch.column("input_ids"), batch.column("loss_mask")
         bounds = ids.offsets.to_numpy()
         all_ids = ids.values.to_numpy()
@@ -172,7 +211,7 @@ def read_samples(folder: Path, split: Split) -> Iterator[TokenizedSample]:
 
 def read_conversations(folder: Path) -> Iterator[tuple[Split, Conversation]]:
     """Yield (split, conversation) in stored order."""
-    for batch in pq.ParquetFile(folder / "conversations.parquet").iter_batches(_ROWS_PER_GROUP):
+    for batch in pq.ParquetFile(_verified(folder, "conversations.parquet")).iter_batches(_ROWS_PER_GROUP):
         for row in batch.to_pylist():
             value = json.loads(row["row"])
             messages = tuple(

@@ -11,16 +11,26 @@ from eyas.engines.counters import SpecCounters, from_prometheus
 from eyas.engines.endpoint import EndpointEngine
 from eyas.engines.served import Served
 from eyas.errors import EyasError, UserError
-from eyas.types import Completion, Failure
+from eyas.types import Completion, Failure, TargetSpec
 
 
 class EndpointDecoder:
-    """``url`` ends in ``/v1``; ``/metrics`` lies beside it, as vLLM and SGLang have it."""
+    """``url`` ends in ``/v1``; ``/metrics`` lies beside it, as vLLM and SGLang have it.
 
-    def __init__(self, engine: EndpointEngine) -> None:
-        self.engine = _Timed.of(engine)
-        self.metrics_url = engine.url.removesuffix("/v1") + "/metrics"
-        self.counters()  # a server without them is refused before anything is measured
+    Raises: UserError when the server cannot be reached or counts no speculative decoding.
+    """
+
+    def __init__(
+        self, url: str, spec: TargetSpec, tokenizer: Any, *, end_of_turn_id: int, timeout_s: float
+    ) -> None:
+        try:
+            self.engine = _Timed(url, spec, tokenizer, end_of_turn_id=end_of_turn_id, timeout_s=timeout_s)
+        except UserError as error:
+            raise UserError(
+                error.what.replace("regenerate.endpoint", "evaluate.endpoint"), error.hint
+            ) from None
+        self.metrics_url = self.engine.url.removesuffix("/v1") + "/metrics"
+        self.counters()
 
     def answer(self, prompts: Sequence[Prompt], concurrency: int, sampling: Sampling) -> Served:
         self.engine.concurrency, self.engine.latencies_s = concurrency, []
@@ -53,12 +63,6 @@ class _Timed(EndpointEngine):
     """Notes how long each answer took, retries included."""
 
     latencies_s: list[float]
-
-    @classmethod
-    def of(cls, engine: EndpointEngine) -> "_Timed":
-        timed = cls.__new__(cls)
-        timed.__dict__ |= vars(engine) | {"latencies_s": []}
-        return timed
 
     async def _answer(self, client: Any, prompt: Prompt, sampling: Sampling) -> Completion | Failure:
         started = time.perf_counter()

@@ -28,7 +28,7 @@ _REFUSED = {
     "quantization_config": "is quantised",
     "parallel_drafting": "drafts all its tokens at once",
 }
-_UPPER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight$")
+_UPPER_HIDDEN_NORM = re.compile(r"layers\.[1-9]\d*\.hidden_norm\.weight")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,13 @@ def read_draft(folder: Path) -> StoredDraft:
     inside = config.get("transformer_layer_config") or config
     d2t = tensors.pop("d2t", None)
     tensors.pop("t2d", None)
-    for name in [n for n in tensors if _UPPER_HIDDEN_NORM.search(n)]:
-        tensors.pop(name)  # SGLang's name of what input_layernorm is to vLLM
+    for name in [n for n in tensors if _UPPER_HIDDEN_NORM.fullmatch(n)]:
+        # SGLang's name of what input_layernorm is to vLLM.
+        norm = tensors.pop(name)
+        if not torch.equal(norm, tensors.get(name.replace("hidden_norm", "input_layernorm"), norm)):
+            raise ContractError(
+                f"{folder}: engines would serve different drafts, for a layer has two norms ({name})"
+            )
     if "fc.weight" not in tensors:
         raise ContractError(f"{folder} has unknown or missing tensors: ['fc.weight']")
     shape = _shape(config, inside, tensors)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
@@ -16,6 +15,7 @@ from eyas.errors import ContractError
 from eyas.export.read import read_draft
 from eyas.files import sha256_of_file, write_json
 from eyas.layer_ids import from_output_of, to_sglang
+from eyas.tensorfile import save_tensors
 from eyas.types import TargetSpec, VocabMap
 
 _UPPER_INPUT_NORM = re.compile(r"layers\.[1-9]\d*\.input_layernorm\.weight")
@@ -46,7 +46,7 @@ class VllmExporter:
             in_draft = torch.zeros(spec.vocab_size, dtype=torch.bool)
             in_draft[ids] = True
             tensors["t2d"] = in_draft
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_tensors(tensors, folder / "model.safetensors", {"format": "pt"})
         self.write_config(folder, draft, spec, vocab)
 
     def write_config(self, folder: Path, draft: Eagle3Draft, spec: TargetSpec, vocab: VocabMap) -> None:
@@ -64,7 +64,9 @@ class VllmExporter:
         that follow them.
         Raises: ContractError naming what disagrees.
         """
-        reloaded, target_ids, config = load_export(folder, draft.embed_tokens.weight)
+        reloaded, target_ids, config = load_export(
+            folder, None if draft.config.has_own_embedding else draft.embed_tokens.weight
+        )
         if not torch.equal(target_ids, torch.from_numpy(vocab.target_ids)):
             raise ContractError("the exported d2t does not give back the draft vocabulary")
         nested = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
@@ -79,23 +81,27 @@ class VllmExporter:
             raise ContractError(f"the exported draft's logits differ from the trained one's by {worst:.2e}")
 
 
-def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, torch.Tensor, dict[str, Any]]:
+def load_export(
+    folder: Path, embedding: torch.Tensor | None
+) -> tuple[Eagle3Draft, torch.Tensor, dict[str, Any]]:
     """Rebuild the draft, its target ids [W] and its config.json from an exported folder alone.
 
-    ``embedding`` [V, D] is the target's, as engines share it.
+    ``embedding`` [V, D] is the target's, as engines share it; a draft of another width needs none.
     Raises: ContractError for an unknown or missing tensor, as vLLM does; UserError for a damaged folder.
     """
     stored = read_draft(folder)
     shape = stored.shape
-    if (shape.target_vocab_size, shape.target_hidden_size) != tuple(embedding.shape):
+    if embedding is None:
+        if not shape.has_own_embedding:
+            raise ContractError(f"{folder} holds no embedding of its own and was given none")
+    elif (shape.target_vocab_size, shape.target_hidden_size) != tuple(embedding.shape):
         raise ContractError(
             f"{folder} is a draft for a target of {shape.target_vocab_size} ids and width "
             f"{shape.target_hidden_size}; this target has {tuple(embedding.shape)}",
             hint="export the draft that was trained for this target",
         )
-    if stored.embedding is not None and not torch.equal(
-        stored.embedding, embedding.cpu().to(stored.embedding.dtype)
-    ):
+    own = stored.embedding
+    if own is not None and embedding is not None and not torch.equal(own, embedding.cpu().to(own.dtype)):
         raise ContractError(f"{folder} holds another embedding than this target's")
     if stored.aux_layer_ids is None or len(stored.aux_layer_ids) != shape.num_aux_layers:
         named = len(stored.aux_layer_ids or ())
@@ -104,7 +110,7 @@ def load_export(folder: Path, embedding: torch.Tensor) -> tuple[Eagle3Draft, tor
     with torch.no_grad():
         for name, parameter in draft.trainable().items():
             parameter.copy_(stored.tensors[name])
-        if not shape.has_own_embedding:
+        if embedding is not None and not shape.has_own_embedding:
             draft.embed_tokens.weight.copy_(embedding)
     return draft, stored.target_ids, stored.config
 

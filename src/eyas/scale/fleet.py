@@ -2,11 +2,12 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from eyas.config.schema import FleetSettings
 from eyas.errors import ContractError, EyasError
@@ -16,6 +17,7 @@ from eyas.scale.units import Units
 # Deaths in a row of one replica that did no unit in between.
 _MAX_DEATHS = 3
 _POLL_S = 0.5
+_SAY_AFTER_S = 60.0
 
 
 class Worker(Protocol):
@@ -120,9 +122,13 @@ class Fleet:
         try:
             started = actor.start.remote(self.make, f"replica-{index}-{life}")
             # With a machine gone there may be no room; the others then do the rest.
+            waiting_since: float | None = time.monotonic()
             while not ray.wait([started], timeout=_POLL_S)[0]:
                 if self._units.is_over:
                     return None
+                if waiting_since is not None and time.monotonic() - waiting_since > _SAY_AFTER_S:
+                    say(f"replica {index} waits for a machine with room for it")
+                    waiting_since = None
             self._check(*ray.get(started))
             while unfinished := self._units.take():
                 for reference in actor.do.options(num_returns="streaming").remote(unfinished):
@@ -135,7 +141,7 @@ class Fleet:
                     raise ContractError(f"replica {index} left out {unfinished[0]}")
             ray.get(actor.close.remote())
             return None
-        except (RayActorError, ActorDiedError, ActorUnavailableError) as death:
+        except RayActorError as death:
             if self._units.is_over:
                 return None
             reason = str(death).strip().splitlines()[0]

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from eyas.data.identity import below_share
-from eyas.data.prepared import SPLITS, PreparedWriter, read_conversations, read_manifest, read_samples
+from eyas.data.prepared import (
+    SPLITS,
+    PreparedWriter,
+    is_whole,
+    read_conversations,
+    read_manifest,
+    read_samples,
+)
 from eyas.data.sources import Drop
 from eyas.errors import ContractError, UserError
 from eyas.files import sha256_of_file
@@ -35,7 +42,7 @@ def adopt(context: RunContext, source: Path) -> None:
     inputs = {"adopted": identity, "max_length": data.max_length, "held_out_share": data.held_out_share}
     folder = context.folder("prepare")
     is_new = not folder.exists()
-    if not begin(context, "prepare", inputs | {"seed": context.config.seed}):
+    if not begin(context, "prepare", inputs | {"seed": context.config.seed}, lambda: is_whole(folder)):
         return
     try:
         with PreparedWriter(folder, context.spec.vocab_size) as writer:

@@ -14,10 +14,13 @@ from eyas import registry
 from eyas.config.explain import to_commented_yaml
 from eyas.config.load import LoadedConfig, flatten
 from eyas.config.schema import RunConfig
-from eyas.errors import UserError
-from eyas.files import atomic_file, fingerprint, write_json
+from eyas.data.prepared import Split
+from eyas.errors import ContractError, UserError
+from eyas.files import atomic_file, fingerprint, seal, write_json
 from eyas.progress import say
 from eyas.stages.records import FOLDERS, STAGES, read_record
+from eyas.store.folder import Folder, folder_of
+from eyas.store.shards import ShardStore
 from eyas.targets.locate import locate, locate_description
 from eyas.targets.spec import read_target, read_tokenizer
 from eyas.types import TargetSpec
@@ -58,6 +61,25 @@ class RunContext:
 
     def folder(self, stage: str) -> Path:
         return self.config.run_dir / FOLDERS[stage]
+
+    @property
+    def states_folder(self) -> Folder:
+        """Where the hidden states lie: in the run folder, or where extract.states_dir says."""
+        return folder_of(self.config.extract.states_dir or self.folder("extract"))
+
+    def store(self, split: Split) -> ShardStore:
+        """Open the finished states of a split.
+
+        Raises: ContractError when they are not those that extract recorded.
+        """
+        store = ShardStore(self.states_folder / split)
+        recorded = facts_of(self, "extract").get("stores", {}).get(split)
+        if recorded != store.fingerprint:
+            raise ContractError(
+                f"{store.folder} holds other states ({store.fingerprint}) than extract wrote ({recorded})",
+                hint="run the same eyas extract again",
+            )
+        return store
 
     @property
     def samples_folder(self) -> Path:
@@ -165,7 +187,8 @@ def next_command(context: RunContext, stage: str) -> None:
 
 def _write_record(folder: Path, stage: str, inputs: Any, **facts: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "stage.json", {"stage": stage, "eyas": eyas.__version__, "inputs": inputs, **facts})
+    value = {"stage": stage, "eyas": eyas.__version__, "inputs": inputs, **facts}
+    write_json(folder / "stage.json", seal(value))
 
 
 def _difference(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """evaluate: speculative decoding with the exported draft, beside the target alone and the prediction."""
 
 import csv
+import gc
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
 from eyas.stages.examples import examples_of
+from eyas.stages.export import is_whole
 from eyas.stages.served import measure_served, served_figures
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
@@ -38,13 +40,18 @@ def evaluate(context: RunContext) -> None:
     }
     if not begin(context, "evaluate", inputs):
         return
+    if not is_whole(context):
+        raise ContractError(
+            f"{context.folder('export')} is not what was exported and verified",
+            hint="run the same eyas export again; it writes the folder anew",
+        )
     teacher = read_teacher(context.target_folder, context.spec).to(context.device, torch.float32)
     draft, target_ids, config = load_export(context.folder("export"), teacher.embedding)
     if config["eyas"]["target_fingerprint"] != context.spec.fingerprint:
         raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
     draft.to(context.device)
     target_ids = target_ids.to(context.device)
-    states = ShardStore(context.folder("extract") / "held_out")
+    states = context.store("held_out")
     indices = _choose(states, settings.num_prompts, settings.max_new_tokens, context.spec.eos_token_ids)
     prompts = [_prompt(states.sample(index)) for index in indices]
     here = _decode(context, draft, target_ids, prompts) if settings.in_process else None
@@ -53,6 +60,8 @@ def evaluate(context: RunContext) -> None:
     )
     served = None
     if settings.engine == "vllm" or settings.endpoint:
+        del teacher, draft, target_ids
+        _free_memory()  # the engine wants the device to itself
         acceptance = _total(here.drafted.values(), settings.num_draft_tokens) if here else None
         served = measure_served(context, prompts, here.plain if here else None, predicted, acceptance)
     report = _report(context, len(prompts), here, predicted, served)
@@ -73,6 +82,13 @@ def evaluate(context: RunContext) -> None:
         )
     if served is not None:
         say(f"evaluate: {served['recommendation']}")
+
+
+def _free_memory() -> None:
+    """Give back what this process holds of a device beyond what it still uses."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """export: the best checkpoint becomes the folder that inference engines load."""
 
+from pathlib import Path
+
 import torch
 
 from eyas import registry
 from eyas.draft.eagle3 import Eagle3Draft
-from eyas.files import atomic_folder, sha256_of_file
+from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.train import check_same_target
-from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
 from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint
 
@@ -27,7 +28,8 @@ def export(context: RunContext) -> None:
         "export": context.config.export.model_dump(mode="json"),
     }
     check_same_target(checkpoint.spec, context.spec)
-    if not begin(context, "export", inputs):
+    folder = context.folder("export")
+    if not begin(context, "export", inputs, lambda: is_whole(context)):
         return
     exporter = registry.resolve(registry.EXPORTERS, context.config.export.format, "export format")()
     draft = Eagle3Draft(checkpoint.draft_config)
@@ -35,14 +37,25 @@ def export(context: RunContext) -> None:
     if not draft.config.has_own_embedding:
         with torch.no_grad():
             draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
-    states = ShardStore(context.folder("extract") / "held_out").read(0)
+    states = context.store("held_out").read(0)
     tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
-    folder = context.folder("export")
     with atomic_folder(folder) as beside:
         (beside / "stage.json").write_bytes((folder / "stage.json").read_bytes())
         exporter.write(beside, draft, context.spec, checkpoint.vocab, context.config.export.include_embedding)
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
-    digest = sha256_of_file(folder / "model.safetensors")
-    finish(context, "export", [digest, sha256_of_file(folder / "config.json")])
+    finish(context, "export", _digests(folder))
     say(f"export: verified; serve it with: eyas serve {folder} -k {context.config.evaluate.num_draft_tokens}")
     next_command(context, "export")
+
+
+def is_whole(context: RunContext) -> bool:
+    """Whether the exported files are, byte for byte, those that were verified."""
+    folder = context.folder("export")
+    try:
+        return fingerprint(_digests(folder)) == context.output_of("export")
+    except FileNotFoundError:
+        return False
+
+
+def _digests(folder: Path) -> list[str]:
+    return [sha256_of_file(folder / name) for name in ("model.safetensors", "config.json")]

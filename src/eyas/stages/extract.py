@@ -1,26 +1,28 @@
 """extract: the target's hidden states for every sample, into a store."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from eyas.data.prepared import SPLITS, Split, read_manifest, read_samples
-from eyas.engines.base import Engine
+from eyas.engines.base import Engine, Witness
 from eyas.engines.probe import Probed, outside_envelope, probe, probe_again, probe_samples
-from eyas.errors import UserError
+from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.adopt import adopt
 from eyas.stages.context import RunContext, begin, finish, next_command
+from eyas.stages.last_check import NUM_CALIBRATING, LastCheck
 from eyas.stages.shelf import Check, Shelf, check_states
-from eyas.stages.statistics import read_table
-from eyas.store.manifest import StoreManifest, plan_shards
+from eyas.stages.statistics import table_of
+from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
 from eyas.targets.size import weight_bytes
 from eyas.targets.teacher import read_teacher
@@ -46,7 +48,7 @@ def extract(context: RunContext) -> None:
     inputs = {
         "samples": context.output_of(context.samples_stage),
         "target": context.spec.to_json() | {"model": None, "revision": None},
-        "extract": config.extract.model_dump(mode="json", include={"engine", "shard_bytes"}),
+        "extract": config.extract.model_dump(mode="json", include={"engine", "shard_bytes", "states_dtype"}),
     }
     manifest = read_manifest(context.samples_folder)
     for key in ("tokenizer_fingerprint", "template_fingerprint"):
@@ -56,29 +58,48 @@ def extract(context: RunContext) -> None:
                 "than the target's",
                 hint="prepare the data again for this target",
             )
-    stores = [context.folder("extract") / split for split in SPLITS]
-    if not begin(context, "extract", inputs, lambda: not any(missing_shards(s) for s in stores)):
-        return
-    works = [Work(context, split, manifest) for split in SPLITS]
-    works_to_do = [work for work in works if work.missing]
-    capture = _capture
-    if config.extract.fleet is not None:
-        from eyas.stages.extract_fleet import capture_with_fleet as capture
-    num_failures = capture(context, works_to_do) if works_to_do else 0
-    _finish(context, works, num_failures)
+    # The run's own folder is locked already; states elsewhere may be wanted by another run.
+    elsewhere = config.extract.states_dir is not None
+    with context.states_folder.lock() if elsewhere else nullcontext():
+        if elsewhere and context.fresh:
+            for split in SPLITS:
+                (context.states_folder / split).clear()
+        if not begin(context, "extract", inputs, lambda: _is_whole(context)):
+            return
+        works = [Work(context, split, manifest) for split in SPLITS]
+        works_to_do = [work for work in works if work.missing]
+        capture: Callable[[RunContext, list[Work]], object] = _capture
+        if config.extract.fleet is not None:
+            from eyas.stages.extract_fleet import capture_with_fleet
+
+            capture = capture_with_fleet
+        if works_to_do:
+            capture(context, works_to_do)
+        _finish(context, works)
+
+
+def _is_whole(context: RunContext) -> bool:
+    """Whether all shards are there and are those that were recorded."""
+    try:
+        return not any(missing_shards(context.store(split).folder) for split in SPLITS)
+    except (ContractError, UserError):
+        return False
 
 
 class Work:
     """One split: its store and the shards that are not there yet. Samples are read when they are needed."""
 
-    def __init__(self, context: RunContext, split: Split, manifest: dict[str, Any]) -> None:
+    def __init__(self, context: RunContext, split: Split, manifest: dict[str, Any], writer: str = "") -> None:
         self.split, self.source = split, context.samples_folder
         lengths, self.examples = _scan(context, split, manifest["counts"].get(f"{split}_samples", 0))
         self.num_tokens = sum(lengths)
-        self.folder = context.folder("extract") / split
-        self.bounds = plan_shards(lengths, context.spec.bytes_per_token, context.config.extract.shard_bytes)
+        self.folder = context.states_folder / split
+        extract = context.config.extract
+        per_token = stored_bytes_per_token(context.spec, extract.states_dtype)
+        self.bounds = plan_shards(lengths, per_token, extract.shard_bytes)
         data = fingerprint([manifest["fingerprint"], split])
-        self.writer = ShardWriter(self.folder, StoreManifest(context.spec, data, self.bounds))
+        contract = StoreManifest(context.spec, data, self.bounds, extract.states_dtype)
+        self.writer = ShardWriter(self.folder, contract, writer)
         self.missing = self.writer.missing()
         self._next_shard, self._samples = 0, read_samples(self.source, self.split)
         self.missing_tokens = sum(sum(lengths[self.bounds[n] : self.bounds[n + 1]]) for n in self.missing)
@@ -115,19 +136,19 @@ def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int
     return lengths, examples + ([longest] if longest is not None else [])
 
 
-def _capture(context: RunContext, works: list[Work]) -> int:
-    """Return how many samples failed."""
+def _capture(context: RunContext, works: list[Work]) -> None:
     config = context.config.extract
     engine = make_engine(context)
     try:
-        probed = probe_engine(context, engine, [s for work in works for s in work.examples])
+        samples = [s for work in works for s in work.examples]
+        probed = probe_engine(context, engine, samples)
+        check = check_of(context, engine, probed, samples)
         num_failures = 0
         for work in works:
-            num_failures += _capture_split(engine, work, probed, config.max_failures - num_failures)
+            num_failures += _capture_split(engine, work, check, config.max_failures - num_failures)
         probe_again(engine, context.spec, probed)
     finally:
         engine.close()
-    return num_failures
 
 
 def make_engine(context: RunContext) -> Engine:
@@ -149,8 +170,8 @@ def probe_engine(context: RunContext, engine: Engine, samples: list[TokenizedSam
     if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
         reference = context.make_engine("transformers")
     try:
-        teacher = read_teacher(context.target_folder, spec).to("cpu", torch.float32)
-        logits = lambda last: teacher.logits(last.float())  # noqa: E731
+        exact = read_teacher(context.target_folder, spec).to("cpu", torch.float32)
+        logits = lambda last: exact.logits(last.float())  # noqa: E731
         probed = probe(engine, spec, probe_samples(samples), logits, reference)
     finally:
         if reference is not None:
@@ -162,9 +183,27 @@ def probe_engine(context: RunContext, engine: Engine, samples: list[TokenizedSam
     return probed
 
 
-def _capture_split(engine: Engine, work: Work, probed: Probed, max_failures: int) -> int:
+def check_of(context: RunContext, engine: Engine, probed: Probed, samples: list[TokenizedSample]) -> Check:
+    """Return the check of each sample's states against what the probe saw and the sample's own tokens.
+
+    How well states predict those is measured on a few ``samples``, each computed alone.
+    """
+    alone = [
+        dataclasses.replace(s, sample_id=f"probe-own-{i}")
+        for i, s in enumerate(samples[:: max(1, len(samples) // NUM_CALIBRATING)])
+    ]
+    known = [w.states for s in alone for w in engine.witness([s]) if isinstance(w, Witness)]
+    teacher = read_teacher(context.target_folder, context.spec)
+    last_check = LastCheck.calibrated(context.spec, teacher, known)
+    if last_check.usual_misses is None:
+        say("  the target does not predict the data's answers well enough to tell states by their tokens")
+    outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
+    return functools.partial(check_states, outside=outside, last_check=last_check)
+
+
+def _capture_split(engine: Engine, work: Work, check: Check, max_failures: int) -> int:
     """Capture the missing shards of one split; return how many samples failed."""
-    shelf = Shelf(work.writer, check_of(probed), max_failures)
+    shelf = Shelf(work.writer, check, max_failures)
     # An engine that does not stream holds all it is given, so it is given one shard at a time.
     together = [work.parts()] if engine.streams else ([part] for part in work.parts())
     try:
@@ -182,22 +221,19 @@ def _capture_split(engine: Engine, work: Work, probed: Probed, max_failures: int
     return len(shelf.failures)
 
 
-def check_of(probed: Probed) -> Check:
-    """Return the check of each sample's states against what the probe saw."""
-    return functools.partial(
-        check_states, outside=functools.partial(outside_envelope, envelope=probed.envelope[:-1])
-    )
-
-
-def _finish(context: RunContext, works: list[Work], num_failures: int) -> None:
+def _finish(context: RunContext, works: list[Work]) -> None:
     spec = context.spec
-    fingerprints = {work.split: ShardStore(work.folder).fingerprint for work in works}
-    size = sum(p.stat().st_size for p in Path(context.folder("extract")).rglob("*.safetensors"))
-    tables = {work.split: read_table(work.folder) for work in works}
+    stores = {work.split: ShardStore(work.folder) for work in works}
+    records = {split: list(store.records.values()) for split, store in stores.items()}
+    everything = [record for split in SPLITS for record in records[split]]
+    size = sum(record.num_bytes for record in everything)
+    tables = {split: table_of(r.figures for r in records[split]) for split in SPLITS}
     ids = (*spec.aux_layer_ids, spec.num_layers)
+    fingerprints = {split: store.fingerprint for split, store in stores.items()}
     facts: dict[str, Any] = {
+        "stores": fingerprints,
         "num_bytes": size,
-        "num_failures": num_failures,
+        "num_failures": sum(len(record.failures) for record in everything),
         "layers": {s: dict(zip(map(str, ids), t, strict=False)) for s, t in tables.items()},
     }
     finish(context, "extract", fingerprints, **facts)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import queue
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,14 +16,14 @@ from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split, read_manifest
 from eyas.engines.probe import probe_again
 from eyas.errors import EyasError, UserError
-from eyas.files import sha256_of_file
+from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.scale.cluster import check_room, cluster
 from eyas.scale.fleet import Fleet
 from eyas.stages.context import RunContext
 from eyas.stages.extract import Work, check_of, make_engine, probe_engine
 from eyas.stages.shelf import Shelf
-from eyas.store.manifest import ShardRecord
+from eyas.store.journal import ShardRecord
 
 
 class Unit(NamedTuple):
@@ -89,14 +90,22 @@ def _for_actors(loaded: LoadedConfig) -> LoadedConfig:
 
 def _facts(context: RunContext) -> Mapping[str, str]:
     """Return what every machine of the fleet must have in common, by name."""
-    stores = [context.folder("extract") / split / "manifest.json" for split in SPLITS]
-    seen = [sha256_of_file(path)[:8] if path.is_file() else "nothing" for path in stores]
+    stores = [context.states_folder / split for split in SPLITS]
+    seen = [
+        fingerprint(store.read("manifest.json").decode())[:8] if store.size("manifest.json") else "nothing"
+        for store in stores
+    ]
     return {
         "eyas": eyas.__version__,
         "torch": torch.__version__,
         "the target": context.spec.fingerprint,
-        f"what {context.folder('extract').resolve()} holds": ", ".join(seen),
+        f"what {context.states_folder} holds": ", ".join(seen),
     }
+
+
+def _journal_of(name: str) -> str:
+    """Each engine writes a journal of its own."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
 
 
 class ExtractWorker:
@@ -127,17 +136,18 @@ class ExtractWorker:
 
     def _start(self) -> None:
         manifest = read_manifest(self.context.samples_folder)
-        works = {split: Work(self.context, split, manifest) for split in SPLITS}
+        works = {split: Work(self.context, split, manifest, _journal_of(self.name)) for split in SPLITS}
         self.engine = make_engine(self.context)
         examples = [s for work in works.values() for s in work.examples]
         self.probed = probe_engine(self.context, self.engine, examples)
+        self.check = check_of(self.context, self.engine, self.probed, examples)
         self.works = works
 
     def _capture(self, split: Split, shards: Sequence[int]) -> Iterator[ShardRecord]:
         if not shards:
             return
         work = self.works[split]
-        shelf = Shelf(work.writer, check_of(self.probed), self.context.config.extract.max_failures)
+        shelf = Shelf(work.writer, self.check, self.context.config.extract.max_failures)
         try:
             for item in self.engine.capture(shelf.feed(work.parts(shards))):
                 shelf.put(item)

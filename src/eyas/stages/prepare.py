@@ -11,7 +11,7 @@ from typing import Any
 from eyas.config.schema import DataSettings
 from eyas.data.chat import ChatRenderer, RenderError
 from eyas.data.identity import SeenRows, below_share, hash_of, split_key
-from eyas.data.prepared import PreparedWriter, Split
+from eyas.data.prepared import PreparedWriter, Split, is_whole
 from eyas.data.shapes import Record, RenderedText, parse_row
 from eyas.data.sources import BROKEN, Drop, read_source, source_fingerprint
 from eyas.errors import EyasError, UserError
@@ -36,7 +36,7 @@ def prepare(context: RunContext) -> None:
         "tokenizer": context.spec.tokenizer_fingerprint,
         "template": context.spec.template_fingerprint,
     }
-    if not begin(context, "prepare", inputs):
+    if not begin(context, "prepare", inputs, lambda: is_whole(context.folder("prepare"))):
         return
     failed_drops = config.run_dir / "prepared-drops.jsonl"
     failed_drops.unlink(missing_ok=True)

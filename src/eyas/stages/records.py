@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.errors import EyasError
-from eyas.files import read_json
+from eyas.files import read_json, unseal
 
 STAGES = ("prepare", "regenerate", "extract", "train", "export", "evaluate")
 FOLDERS = {
@@ -26,8 +26,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record: dict[str, Any] = read_json(path)
+        record = unseal(read_json(path))
         record["inputs"], record["done"]
-    except (ValueError, KeyError, TypeError):
-        raise EyasError(f"{path} is damaged", hint="redo the stage with --fresh") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise EyasError(f"{path} is damaged: {error}", hint="redo the stage with --fresh") from None
     return record

@@ -9,7 +9,7 @@ from typing import Any
 
 from eyas.data.answers import AnswerJournal
 from eyas.data.chat import ChatRenderer, RenderError
-from eyas.data.prepared import PreparedWriter, Split, read_conversations, read_manifest
+from eyas.data.prepared import PreparedWriter, Split, is_whole, read_conversations, read_manifest
 from eyas.data.samples import cut_samples, generated_turn, merge_turns
 from eyas.data.sources import Drop
 from eyas.engines.base import Prompt, Sampling
@@ -52,7 +52,7 @@ def regenerate(context: RunContext) -> None:
         "max_length": config.data.max_length,
         "seed": config.seed,
     }
-    if not begin(context, "regenerate", inputs):
+    if not begin(context, "regenerate", inputs, lambda: is_whole(context.folder("regenerate"))):
         return
     with (
         closing(_Work(context)) as work,

@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torch.distributed import is_torchelastic_launched
+
 from eyas import registry
 from eyas.config.schema import EvaluateSettings
 from eyas.errors import EyasError, UserError
+from eyas.files import remove_litter
 from eyas.layer_ids import to_sglang
+from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
 from eyas.screens import Checklist, JsonLines, StatusFile
 from eyas.stages.card import write_card
@@ -95,10 +99,24 @@ def _run_shown(context: RunContext, name: str) -> None:
 
 
 def run_stage(context: RunContext, name: str) -> None:
-    """Run one stage; what it has begun to write when it finds the input wrong is taken back."""
+    """Run one stage as the run folder's only writer; what it has begun to write when it finds the input
+    wrong is taken back."""
     check_settings(context)
     run_dir, folder = context.config.run_dir, context.folder(name)
     new_run, new_stage = not (run_dir / "run.yaml").exists(), not folder.exists()
+    try:
+        if is_torchelastic_launched():  # one of several ranks; the command that started them holds the lock
+            _run_locked(context, name, new_run, new_stage)
+            return
+        with hold(run_dir / ".lock", str(run_dir)):
+            remove_litter(run_dir)
+            _run_locked(context, name, new_run, new_stage)
+    finally:
+        if new_run and run_dir.is_dir() and not any(run_dir.iterdir()):
+            run_dir.rmdir()
+
+
+def _run_locked(context: RunContext, name: str, new_run: bool, new_stage: bool) -> None:
     try:
         STAGE_FUNCTIONS[name](context)
     except BaseException as error:
@@ -106,11 +124,9 @@ def run_stage(context: RunContext, name: str) -> None:
         if not isinstance(error, UserError):
             raise
         if new_stage:
-            shutil.rmtree(folder, ignore_errors=True)
-        if new_run and run_dir.is_dir():
-            (run_dir / "run.yaml").unlink(missing_ok=True)
-            if not any(run_dir.iterdir()):
-                run_dir.rmdir()
+            shutil.rmtree(context.folder(name), ignore_errors=True)
+        if new_run:
+            (context.config.run_dir / "run.yaml").unlink(missing_ok=True)
         raise
 
 

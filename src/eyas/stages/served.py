@@ -15,7 +15,6 @@ from typing import Any
 from eyas.data.benchmarks import read_benchmark
 from eyas.data.chat import RenderError
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.endpoint import EndpointEngine
 from eyas.engines.endpoint_decoder import EndpointDecoder
 from eyas.engines.served import Decoder, Served
 from eyas.errors import UserError
@@ -131,12 +130,16 @@ def _decoders(context: RunContext, groups: Sequence[_Group]) -> Iterator[tuple[i
     """Start one engine after the other: the target alone, each K; or take the server there is."""
     settings, spec = context.config.evaluate, context.spec
     if settings.endpoint:
-        renderer = new_renderer(context)
-        engine = EndpointEngine(
-            settings.endpoint, spec, context.tokenizer, end_of_turn_id=renderer.end_of_turn_id(),
-            concurrency=max(settings.concurrency), timeout_s=context.config.regenerate.timeout_s,
-        )  # fmt: skip
-        yield None, EndpointDecoder(engine)
+        yield (
+            None,
+            EndpointDecoder(
+                settings.endpoint,
+                spec,
+                context.tokenizer,
+                end_of_turn_id=new_renderer(context).end_of_turn_id(),
+                timeout_s=context.config.regenerate.timeout_s,
+            ),
+        )
         return
     for k in (0, *sorted({settings.num_draft_tokens, *settings.further_draft_tokens})):
         say(f"evaluate: starting vLLM with {f'the draft, K = {k}' if k else 'the target alone'}")
@@ -218,7 +221,7 @@ def _measure(
         decoder.answer(prompts[:concurrency], concurrency, Sampling(min(16, settings.max_new_tokens)))
     name = "as served" if k is None else k
     drafted = settings.num_draft_tokens if k is None else k
-    for temperature in settings.temperatures:
+    for temperature in sorted({0.0, *settings.temperatures}):
         sampling = Sampling(settings.max_new_tokens, temperature, seed)
         for concurrency in sweep:
             point, served = _point(decoder, drafted, prompts, concurrency, sampling)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.errors import ContractError, EyasError
-from eyas.stages.statistics import LayerSums, record_sums, summarise
-from eyas.store.manifest import ShardRecord
+from eyas.stages.last_check import LastCheck
+from eyas.stages.statistics import LayerSums, figures_of, summarise
+from eyas.store.journal import ShardRecord
 from eyas.store.shards import ShardWriter
 from eyas.threads import tensor_pool
 from eyas.types import Failure, HiddenStates, TokenizedSample
@@ -22,7 +23,7 @@ Checked = tuple[LayerSums, LayerSums]  # aux, last
 Check = Callable[[HiddenStates, TokenizedSample], Checked]
 
 _NUM_CHECKERS = min(8, os.cpu_count() or 1)
-_NUM_WRITERS = 3
+_NUM_WRITERS = 6
 
 
 @dataclass
@@ -121,11 +122,12 @@ class Shelf:
     def _write_checked(self, number: int, shard: _Shard) -> None:
         checked = [c.result() for c in shard.checks]
         states = [shard.states[s] for s in shard.wanted if s in shard.states]
+        figures = None
         if checked:
             aux = functools.reduce(LayerSums.__add__, (a for a, _ in checked))
             last = functools.reduce(LayerSums.__add__, (b for _, b in checked))
-            record_sums(self.writer.folder, number, aux, last)
-        record = self.writer.write(number, states, shard.failures)
+            figures = figures_of(aux, last)
+        record = self.writer.write(number, states, shard.failures, figures)
         self.written_bytes += record.num_bytes
         self.written.put(record)
 
@@ -140,18 +142,23 @@ class Shelf:
 
 
 def check_states(
-    states: HiddenStates, sample: TokenizedSample, outside: Callable[[torch.Tensor], int | None]
+    states: HiddenStates,
+    sample: TokenizedSample,
+    outside: Callable[[torch.Tensor], int | None],
+    last_check: LastCheck | None = None,
 ) -> Checked:
     """Refuse states that cannot be this sample's, and return their figures.
 
     ``outside`` names, given row norms, the first layer of a magnitude that the probe never saw.
     Raises: ContractError for other tokens than those sent, values that are not finite, a layer that is
-    all zero or far from the probe's magnitude.
+    all zero, a copy of another one or far from the probe's magnitude, a row that is zero or repeated, and
+    last states that ``last_check`` refuses.
     """
     if not (states.sample.input_ids == sample.input_ids).all():
         raise ContractError(f"sample {sample.sample_id}: the engine echoed other token ids than it was sent")
     aux_sums, norms = summarise(states.aux)
-    sums = aux_sums, summarise(states.last[:, None])[0]
+    last_sums, last_norms = summarise(states.last[:, None])
+    sums = aux_sums, last_sums
     for name, part in zip(("aux", "last"), sums, strict=True):
         if not (part.low.isfinite() & part.high.isfinite()).all():
             raise ContractError(f"sample {sample.sample_id}: {name} states are not finite")
@@ -160,9 +167,37 @@ def check_states(
             raise ContractError(
                 f"sample {sample.sample_id}: {name} layer number {int(empty.nonzero()[0])} is all zero"
             )
+    _check_rows(states, norms)
+    if last_check is not None:
+        last_check(states, norms, last_norms[:, 0])
     layer = outside(norms)
     if layer is not None:
         raise ContractError(
             f"sample {sample.sample_id}: aux layer number {layer} has another magnitude than any probe sample"
         )
     return sums
+
+
+def _check_rows(states: HiddenStates, norms_TL: torch.Tensor) -> None:
+    """Refuse copied layers, rows that were never filled, and rows of another token."""
+    sample = states.sample
+    num_layers = norms_TL.shape[1]
+    for a in range(num_layers):
+        for b in range(a):
+            # Norms are equal for all rows only where the states are.
+            if len(sample) > 1 and torch.equal(norms_TL[:, a], norms_TL[:, b]):
+                raise ContractError(
+                    f"sample {sample.sample_id}: aux layers number {b} and {a} hold the same states"
+                )
+    empty = (norms_TL == 0).all(1)
+    if empty.any():
+        raise ContractError(f"sample {sample.sample_id}: row {int(empty.nonzero()[0])} is all zero")
+    # Equal tokens may well have equal states, where nothing but they came before.
+    differ = torch.from_numpy(sample.input_ids[1:] != sample.input_ids[:-1])
+    same = (norms_TL[1:] == norms_TL[:-1]).all(1) & differ
+    for row in same.nonzero().flatten().tolist():
+        if torch.equal(states.aux[row], states.aux[row + 1]):
+            raise ContractError(
+                f"sample {sample.sample_id}: rows {row} and {row + 1} of different tokens are the same",
+                hint="the engine repeated a row, or returned rows of another batch",
+            )

@@ -1,16 +1,12 @@
 """Per-layer figures of captured states: what a reader looks at to see that a layer is what it should be."""
 
-import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from eyas.files import flush_to_disk
-
-_FILE = "statistics.jsonl"
 _BLOCK = 1 << 18  # values summed up at a time
 
 
@@ -38,7 +34,7 @@ class LayerSums:
         return out | {"count": self.count}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "LayerSums":
+    def from_json(cls, value: Mapping[str, Any]) -> "LayerSums":
         tensors = {
             k: torch.tensor(value[k], dtype=torch.float64) for k in ("low", "high", "total", "squares")
         }
@@ -81,28 +77,15 @@ def summarise(states_TLD: torch.Tensor) -> tuple[LayerSums, torch.Tensor]:
     return sums, norms
 
 
-def record_sums(folder: Path, shard: int, aux: LayerSums, last: LayerSums) -> None:
-    """Note one shard's figures beside it; the latest line of a shard counts."""
-    path = folder / _FILE
-    with path.open("a", encoding="utf-8") as f:
-        f.write(json.dumps({"shard": shard, "aux": aux.to_json(), "last": last.to_json()}) + "\n")
-    flush_to_disk(path)
+def figures_of(aux: LayerSums, last: LayerSums) -> dict[str, Any]:
+    """Return one shard's figures as its journal line holds them."""
+    return {"aux": aux.to_json(), "last": last.to_json()}
 
 
-def read_table(folder: Path) -> list[dict[str, float]]:
+def table_of(figures: Iterable[Mapping[str, Any] | None]) -> list[dict[str, float]]:
     """Return the figures over all shards of a store: aux layers in order, then the last layer."""
-    by_shard: dict[int, dict[str, Any]] = {}
-    path = folder / _FILE
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            value = json.loads(line)
-        except ValueError:  # torn by a crash: its shard is written again, with its line
-            continue
-        by_shard[value["shard"]] = value
-    if not by_shard:
-        return []
+    known = [f for f in figures if f is not None]
     aux, last = (
-        [LayerSums.from_json(v[name]) for v in by_shard.values() if v[name]["count"]]
-        for name in ("aux", "last")
+        [LayerSums.from_json(f[name]) for f in known if f[name]["count"]] for name in ("aux", "last")
     )
-    return [*sum(aux[1:], aux[0]).table(), *sum(last[1:], last[0]).table()]
+    return [row for parts in (aux, last) if parts for row in sum(parts[1:], parts[0]).table()]

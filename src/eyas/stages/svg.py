@@ -50,3 +50,22 @@ def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def bar_chart(bars: Sequence[tuple[str, float]], value_format: str) -> str:
+    """Draw named bars below each other, each with its value behind it."""
+    if not bars:
+        return "<p>no data</p>"
+    row, left, right = 22, 190, 90
+    height = row * len(bars) + 6
+    most = max(value for _, value in bars) or 1.0
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">']
+    for number, (name, value) in enumerate(bars):
+        y = row * number + 4
+        length = (_WIDTH - left - right) * value / most
+        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(name[:32])}</text>')
+        parts.append(
+            f'<rect x="{left}" y="{y + 2}" width="{length:.1f}" height="{row - 6}" fill="{_COLOURS[0]}"/>'
+        )
+        parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 14}">{value_format.format(value)}</text>')
+    return "".join(parts) + "</svg>"

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import eyas
 from eyas.config.load import flatten
 from eyas.config.schema import MACHINE_SETTINGS
-from eyas.data.prepared import read_samples
+from eyas.data.prepared import SPLITS, read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
 from eyas.draft.base import DraftConfig, draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
@@ -19,7 +19,6 @@ from eyas.progress import mute, say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.start import draft_from, read_start, start_folder, vocab_of
 from eyas.store.manifest import StoreManifest
-from eyas.store.shards import ShardStore
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.trackers.base import Trackers
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
@@ -44,7 +43,7 @@ def train(context: RunContext) -> None:
     if config.draft.init_from is not None:
         files = sorted(start_folder(config.draft.init_from).glob("*.safetensors"))
         inputs["init_from"] = [sha256_of_file(path) for path in files]
-    check_same_target(StoreManifest.read(context.folder("extract") / "train").spec, context.spec)
+    check_same_target(StoreManifest.read(context.states_folder / "train").spec, context.spec)
     if settings.num_gpus > 1 and not dist.is_torchelastic_launched():
         check_ranks(settings, settings.num_gpus)
         if context.device == "cuda":
@@ -65,10 +64,10 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     config = context.config
     versions = f"eyas {eyas.__version__}, torch {torch.__version__}"
     ranks.check_same("versions", versions, hint="install the same versions on every machine")
-    if not ranks.on_first(lambda: begin(context, "train", inputs)):
+    if not ranks.on_first(lambda: begin(context, "train", inputs, lambda: _is_whole(context))):
         return
     _check_shared(context, ranks)
-    stores = {split: ShardStore(context.folder("extract") / split) for split in ("train", "held_out")}
+    stores = {split: context.store(split) for split in SPLITS}
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
     always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
     start = read_start(context)
@@ -118,6 +117,11 @@ def _finish(context: RunContext, trainer: Trainer, covered: float) -> None:
     )
     say(f"train: best validation acceptance length {trainer.best:.2f} at step {checkpoint.step}")
     next_command(context, "train")
+
+
+def _is_whole(context: RunContext) -> bool:
+    best = best_checkpoint(context.folder("train"))
+    return best is not None and (best / "checkpoint.json").is_file()
 
 
 def _check_shared(context: RunContext, ranks: Ranks) -> None:

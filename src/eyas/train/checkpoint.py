@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError, UserError
-from eyas.files import atomic_folder, read_json, sha256_of_file, write_json
+from eyas.files import atomic_folder, read_json, seal, sha256_of_file, unseal, write_json
+from eyas.tensorfile import save_tensors
 from eyas.types import TargetSpec, VocabMap
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # What a weight's own entry in optimizer.safetensors is called, beside its moments.
 _MASTER = "master"
 
@@ -48,9 +49,8 @@ def save_checkpoint(
     """
     trainable = draft.trainable()
     with atomic_folder(checkpoint.folder) as folder:
-        save_file(
-            {n: p.detach().cpu().contiguous() for n, p in trainable.items()}, folder / "draft.safetensors"
-        )
+        weights = {n: p.detach().cpu().contiguous() for n, p in trainable.items()}
+        save_tensors(weights, folder / "draft.safetensors")
         names_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in trainable.items()}
         moments = {
             f"{names_of[parameter]}:{key}": value.cpu().contiguous()
@@ -59,23 +59,22 @@ def save_checkpoint(
             for key, value in state.items()
         }
         moments |= {f"{name}:{_MASTER}": value.cpu().contiguous() for name, value in masters.items()}
-        save_file(moments, folder / "optimizer.safetensors")
-        save_file({"target_ids": torch.from_numpy(checkpoint.vocab.target_ids)}, folder / "vocab.safetensors")
+        save_tensors(moments, folder / "optimizer.safetensors")
+        ids = {"target_ids": torch.from_numpy(checkpoint.vocab.target_ids)}
+        save_tensors(ids, folder / "vocab.safetensors")
         names = ("draft.safetensors", "optimizer.safetensors", "vocab.safetensors")
-        write_json(
-            folder / "checkpoint.json",
-            {
-                "format_version": FORMAT_VERSION,
-                "step": checkpoint.step,
-                "num_steps": checkpoint.num_steps,
-                "spec": checkpoint.spec.to_json(),
-                "draft_config": checkpoint.draft_config.to_json(),
-                "data_fingerprint": checkpoint.data_fingerprint,
-                "settings_fingerprint": checkpoint.settings_fingerprint,
-                "metrics": checkpoint.metrics,
-                "sha256": {name: sha256_of_file(folder / name) for name in names},
-            },
-        )
+        facts = {
+            "format_version": FORMAT_VERSION,
+            "step": checkpoint.step,
+            "num_steps": checkpoint.num_steps,
+            "spec": checkpoint.spec.to_json(),
+            "draft_config": checkpoint.draft_config.to_json(),
+            "data_fingerprint": checkpoint.data_fingerprint,
+            "settings_fingerprint": checkpoint.settings_fingerprint,
+            "metrics": checkpoint.metrics,
+            "sha256": {name: sha256_of_file(folder / name) for name in names},
+        }
+        write_json(folder / "checkpoint.json", seal(facts))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -86,14 +85,21 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     path = folder / "checkpoint.json"
     if not path.is_file():
         raise UserError(f"{folder} is not a checkpoint", hint="run: eyas train -c <run file>")
-    value = read_json(path)
-    if value.get("format_version") != FORMAT_VERSION:
-        raise ContractError(f"{folder} has checkpoint format {value.get('format_version')}")
+    hint = f"remove {folder}; training goes on from the checkpoint before it, or from the start"
+    try:
+        value = read_json(path)
+        version = value["format_version"]
+        if version != FORMAT_VERSION:
+            raise ContractError(
+                f"{folder} has checkpoint format {version}, this eyas reads {FORMAT_VERSION}",
+                hint="train again with --fresh, or with the version that wrote it",
+            )
+        value = unseal(value)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ContractError(f"{path} is damaged: {error}", hint=hint) from None
     for name, digest in value["sha256"].items():
         if not (folder / name).is_file() or sha256_of_file(folder / name) != digest:
-            raise ContractError(
-                f"{folder / name} is damaged or missing", hint="remove this checkpoint folder"
-            )
+            raise ContractError(f"{folder / name} is damaged or missing", hint=hint)
     spec = TargetSpec.from_json(value["spec"])
     ids = load_file(folder / "vocab.safetensors")["target_ids"].numpy().astype(np.int64)
     return Checkpoint(
@@ -158,11 +164,18 @@ def latest_checkpoint(root: Path) -> Path | None:
 def best_checkpoint(root: Path) -> Path | None:
     """Return the folder that ``best.json`` names."""
     pointer = root / "best.json"
-    return root / read_json(pointer)["folder"] if pointer.is_file() else None
+    if not pointer.is_file():
+        return None
+    try:
+        return checkpoint_folder(root, int(read_json(pointer)["step"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ContractError(
+            f"{pointer} is damaged: {error}", hint="remove it and run the same eyas train again"
+        ) from None
 
 
-def mark_best(root: Path, folder: Path) -> None:
-    write_json(root / "best.json", {"folder": folder.name})
+def mark_best(root: Path, step: int) -> None:
+    write_json(root / "best.json", {"step": step})
 
 
 def prune(root: Path) -> None:
@@ -171,3 +184,10 @@ def prune(root: Path) -> None:
     for folder in root.glob("step-*"):
         if folder not in keep:
             shutil.rmtree(folder)
+
+
+def remove_all(root: Path) -> None:
+    """Remove every checkpoint, the oldest last, and the mark of the best."""
+    for folder in sorted(root.glob("step-*"), reverse=True):
+        shutil.rmtree(folder)
+    (root / "best.json").unlink(missing_ok=True)

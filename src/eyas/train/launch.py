@@ -1,7 +1,6 @@
 """One process a GPU, started by torch's own launcher: what torchrun does, from the command that trains."""
 
 import logging
-import signal
 import sys
 import uuid
 from collections.abc import Sequence
@@ -14,8 +13,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 def launch_ranks(num_ranks: int, arguments: Sequence[str]) -> None:
     """Run ``eyas`` with ``arguments`` in ``num_ranks`` processes of this machine that find each other.
 
-    Raises: SystemExit with the exit code of a process that failed, which has said why itself;
-    KeyboardInterrupt when the user interrupted all of them.
+    Raises: SystemExit with the exit code of a process that failed or was interrupted; it has spoken itself.
     """
     config = LaunchConfig(
         min_nodes=1,
@@ -29,12 +27,12 @@ def launch_ranks(num_ranks: int, arguments: Sequence[str]) -> None:
         monitor_interval=0.2,
     )
     # Its own account of a failure is a traceback through the launcher.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, sys.executable)("-m", "eyas", *arguments)
     except SignalException as signalled:
-        if signalled.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
         raise SystemExit(128 + signalled.sigval) from None
     except ChildFailedError as failed:
         codes = [failure.exitcode for failure in failed.failures.values()]

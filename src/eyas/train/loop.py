@@ -15,7 +15,7 @@ from eyas.config.schema import MACHINE_SETTINGS, TrainSettings
 from eyas.data.pack import pack
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError
-from eyas.files import fingerprint
+from eyas.files import atomic_file, fingerprint
 from eyas.progress import Progress, say
 from eyas.store.base import StateReader
 from eyas.targets.teacher import TeacherHead
@@ -30,6 +30,7 @@ from eyas.train.checkpoint import (
     mark_best,
     prune,
     read_checkpoint,
+    remove_all,
     save_checkpoint,
 )
 from eyas.train.feed import feed
@@ -284,6 +285,8 @@ class Trainer:
 
     def _write_checkpoint(self, step: int) -> None:
         folder = checkpoint_folder(self.root, step)
+        if folder.exists():  # saved a moment ago as the best; replacing it would leave none for an instant
+            return
         checkpoint = Checkpoint(
             folder=folder,
             step=step,
@@ -304,15 +307,22 @@ class Trainer:
         masters = self.average.masters if self.average else {}
         save_checkpoint(checkpoint, self.draft, self.optimizers, masters)
         if self.best_step == step:
-            mark_best(self.root, folder)
+            mark_best(self.root, step)
         prune(self.root)
 
     def _resume(self) -> int:
         self._refresh()
         folder = self.ranks.on_first(lambda: latest_checkpoint(self.root))
         if folder is None:
+            self._write_metrics()
             return 0
         checkpoint = read_checkpoint(folder)
+        best_step = checkpoint.metrics["best_step"]
+        best = checkpoint_folder(self.root, best_step)
+        if best_step and self.ranks.on_first(lambda: not best.is_dir()):
+            say(f"train: the best checkpoint (step {best_step}) is gone; training starts over to make it")
+            self.ranks.on_first(lambda: remove_all(self.root))
+            return self._resume()
         if (checkpoint.settings_fingerprint, checkpoint.data_fingerprint) != (
             self.settings_fingerprint,
             self.train_states.fingerprint,
@@ -332,8 +342,16 @@ class Trainer:
         self.best, self.best_step = checkpoint.metrics["best"], checkpoint.metrics["best_step"]
         if self.best_step == checkpoint.step and self.ranks.is_first:
             # The interruption may have come between saving this checkpoint and marking it.
-            mark_best(self.root, folder)
+            mark_best(self.root, checkpoint.step)
+        self._write_metrics()
         return checkpoint.step
+
+    def _write_metrics(self) -> None:
+        """Take back the lines of steps that will be done again."""
+        if not self.ranks.is_first:
+            return
+        with atomic_file(self.root / "metrics.jsonl") as beside:
+            beside.write_text("".join(json.dumps(row) + "\n" for row in self.history), encoding="utf-8")
 
     def _log(self, row: dict[str, Any]) -> None:
         self.history.append(row)
