@@ -97,6 +97,7 @@ def reference_logits(
     eps: float,
     theta: float,
     norm_output: bool = False,
+    norm_before_residual: bool = False,
 ) -> list[torch.Tensor]:
     """Return the draft's logits [N, W] at each step; rows without a token to read hold nonsense.
 
@@ -123,7 +124,9 @@ def reference_logits(
             layer = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
             if number == 0:
                 normed = rms_norm(embedded, layer["input_layernorm.weight"], eps)
-                mixed = torch.cat([normed, rms_norm(hidden, layer["hidden_norm.weight"], eps)], dim=-1)
+                normed_hidden = rms_norm(hidden, layer["hidden_norm.weight"], eps)
+                mixed = torch.cat([normed, normed_hidden], dim=-1)
+                hidden = normed_hidden if norm_before_residual else hidden
             else:
                 mixed = rms_norm(hidden, layer["input_layernorm.weight"], eps)
             if "self_attn.kv_b_proj.weight" in layer:

@@ -70,6 +70,7 @@ def make_case(
     norm_output: bool = False,
     num_layers: int = 1,
     latent: Mapping[str, int | None] | None = None,
+    norm_before_residual: bool = False,
 ) -> Case:
     generator = np.random.default_rng(seed)
     torch_generator = torch.Generator().manual_seed(seed)
@@ -94,6 +95,7 @@ def make_case(
         norm_output=norm_output,
         num_layers=num_layers,
         latent_attention=latent,
+        norm_before_residual=norm_before_residual,
     )
     draft = Eagle3Draft(config)
     with torch.no_grad():

@@ -5,8 +5,8 @@ An engine that is given other layer ids, another vocabulary or too few fields do
 
 import importlib.util
 import json
-from contextlib import closing
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +52,7 @@ class Kind:
     num_layers: int = 1
     target: Mapping[str, Any] = field(default_factory=dict)  # what its target has of its own
     attention: Literal["gqa", "mla"] = "gqa"
+    norm_before_residual: bool = False
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -74,7 +75,12 @@ DEEPSEEK = {
     "qk_rope_head_dim": 64,
     "head_dim": 64,
     "initializer_range": 0.1,
-    "rope_parameters": {**YARN, "original_max_position_embeddings": 128, "mscale": 0.8, "mscale_all_dim": 1.0},
+    "rope_parameters": {
+        **YARN,
+        "original_max_position_embeddings": 128,
+        "mscale": 0.8,
+        "mscale_all_dim": 1.0,
+    },
 }
 
 KINDS = {
@@ -86,8 +92,8 @@ KINDS = {
     "speculators format, four aux layers, EAGLE-3.1": Kind(
         (1, 3, 4, 5), format="speculators", fc_norm=True, norm_output=True
     ),
+    "two layers, the lowest adds to the normed state": Kind(num_layers=2, norm_before_residual=True),
     "wider than its target, beyond 2048 positions by YaRN": Kind(hidden_size=64, first_length=2040),
-    "two layers": Kind(num_layers=2),
     "latent attention, on a target that has it": Kind(target=DEEPSEEK, attention="mla"),
 }
 
@@ -112,6 +118,7 @@ def make(root: Path, kind: Kind) -> Exported:
         root / "checkpoints", target, states[4:], states[:4], kind.vocab_size, spec=spec, num_epochs=6,
         learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output, hidden_size=kind.hidden_size,
         num_layers=kind.num_layers, attention=kind.attention,
+        norm_before_residual=kind.norm_before_residual,
     )  # fmt: skip
     trainer.run()
     folder = root / "draft"

@@ -149,7 +149,7 @@ class DraftSettings(Section):
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     attention: Literal["gqa", "mla"] = Field(
         "gqa",
-        description="grouped heads, or the target's latent attention (DeepSeek, Kimi; trains on the plain path)",
+        description="gqa: grouped heads; mla: the target's latent attention, trained on the plain path",
     )
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")

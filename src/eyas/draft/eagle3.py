@@ -31,8 +31,8 @@ class DecoderLayer(nn.Module):
 
 
 class Eagle3Draft(nn.Module):
-    """Source: EAGLE-3, arXiv 2503.01840; the layout of vLLM's ``LlamaForCausalLMEagle3``, EAGLE-3.1 included, or with
-    latent attention that of its ``Eagle3DeepseekV2ForCausalLM``.
+    """Source: EAGLE-3, arXiv 2503.01840; the layout of vLLM's ``LlamaForCausalLMEagle3``, EAGLE-3.1 included,
+    or with latent attention that of its ``Eagle3DeepseekV2ForCausalLM``.
 
     ``embed_tokens`` is the target's and frozen; everything else is trained. A draft of another width has
     an embedding of its own, which starts as the target's best projection and is trained too.
@@ -79,7 +79,7 @@ class Eagle3Draft(nn.Module):
     def keys_values(
         self, mixed: torch.Tensor, positions: torch.Tensor, layer: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rotated keys [R, kv heads, head_dim] and values [R, kv heads, value_dim] of a layer's input."""
+        """Return a layer's rotated keys [R, kv heads, head_dim] and its values [R, kv heads, value_dim]."""
         return self.layer(layer).self_attn.keys_values(mixed, self.rotary, positions)
 
     def queries(self, mixed: torch.Tensor, positions: torch.Tensor, layer: int = 0) -> torch.Tensor:
@@ -92,6 +92,8 @@ class Eagle3Draft(nn.Module):
         What comes back of the last layer is what ``logits`` reads, and ``carry`` hands to the next step.
         """
         this = self.layer(layer)
+        if layer == 0 and self.config.norm_before_residual:
+            hidden = this.hidden_norm(hidden)
         hidden = hidden + this.self_attn.o_proj(attended.flatten(1))
         out: torch.Tensor = hidden + this.mlp(this.post_attention_layernorm(hidden))
         return out

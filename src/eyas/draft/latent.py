@@ -40,7 +40,11 @@ class LatentAttention(nn.Module):
 
     def queries(self, x: torch.Tensor, rotary: Rotary, positions: torch.Tensor) -> torch.Tensor:
         """Return queries [R, heads, head_dim] whose scores with the keys want head_dim ** -0.5 alone."""
-        flat = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))) if hasattr(self, "q_a_proj") else self.q_proj(x)
+        flat = (
+            self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+            if hasattr(self, "q_a_proj")
+            else self.q_proj(x)
+        )
         plain, turned = flat.unflatten(-1, (self.num_heads, -1)).split([self.plain, self.turned], -1)
         return torch.cat([plain, rotary(_halves(turned), positions)], -1) * self.sharpness
 

@@ -23,7 +23,6 @@ from eyas.types import LATENT_KEYS
 # What engines take when a configuration says nothing.
 _MISSING = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 _REFUSED = {
-    "norm_before_residual": "adds the normed state to attention's output",
     "norm_before_fc": "norms all aux layers as one",
     "attention_bias": "has biases in its attention",
     "mlp_bias": "has biases in its MLP",
@@ -101,9 +100,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     inside = config.get("transformer_layer_config") or {}
     for key, what in _REFUSED.items():
-        # In the speculators format a missing norm_before_residual means that it does.
-        implied = key == "norm_before_residual" and bool(inside)
-        if config.get(key, inside.get(key, implied)):
+        if config.get(key, inside.get(key)):
             raise UserError(
                 f"the draft in {folder} {what} ({key}), which eyas does not compute",
                 hint="train one from the target instead: leave draft.init_from out",
@@ -174,6 +171,8 @@ def _shape(
         rope_parameters=latent_rope(rope) if latent else rope,
         fc_norm=bool(config.get("fc_norm", inside.get("fc_norm", False))),
         norm_output=bool(config.get("norm_output", inside.get("norm_output", False))),
+        # In the speculators format a missing value means true.
+        norm_before_residual=bool(config.get("norm_before_residual", inside is not config)),
         num_layers=inside.get("num_hidden_layers", 1),
         latent_attention=latent,
     )

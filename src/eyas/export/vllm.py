@@ -131,6 +131,19 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     return draft.logits(draft.carry(hidden))
 
 
+def sglang_trouble(config: DraftConfig) -> str | None:
+    """Say why SGLang would not compute this draft as it was trained, or None."""
+    if config.norm_before_residual:
+        return (
+            "SGLang adds to the hidden state as it came, this draft to the normed one (norm_before_residual)"
+        )
+    if config.has_own_embedding:
+        return "SGLang takes the target's embedding, this draft has its own"
+    if config.latent_attention is not None and config.num_layers > 1:
+        return "SGLang takes one layer of latent attention"
+    return None
+
+
 def _layer_kind(config: DraftConfig) -> dict[str, Any]:
     """Return the keys by which engines know the layer's class and its attention."""
     if config.latent_attention is None:
@@ -170,7 +183,7 @@ def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dic
         "vocab_size": config.target_vocab_size,
         "draft_vocab_size": len(vocab),
         "tie_word_embeddings": False,
-        "norm_before_residual": False,
+        "norm_before_residual": config.norm_before_residual,
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
         "torch_dtype": spec.dtype,

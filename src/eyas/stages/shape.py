@@ -144,7 +144,9 @@ def _bare_spec(
             head_dim=text.get("head_dim") or text["hidden_size"] // heads,
             intermediate_size=text["intermediate_size"],
             max_position_embeddings=text.get("max_position_embeddings", 0),
-            latent_attention={key: text.get(key) for key in LATENT_KEYS} if text.get("kv_lora_rank") else None,
+            latent_attention={key: text.get(key) for key in LATENT_KEYS}
+            if text.get("kv_lora_rank")
+            else None,
         )
     except KeyError as error:
         raise UserError(

@@ -9,7 +9,6 @@ from eyas.errors import UserError
 from eyas.files import read_json
 from eyas.types import LATENT_KEYS
 
-
 # Models that are another one under a name of their own; with this, no code from their folder is needed.
 _SAME_AS = {"kimi_k2": "deepseek_v3"}
 

@@ -80,9 +80,9 @@ class FusedUnroll:
 
     @staticmethod
     def fits(draft: Eagle3Draft) -> bool:
-        """Whether the draft has one layer of grouped heads, tiles for them, and no embedding to be trained."""
+        """Whether the draft has one layer of the usual kind, tiles for its heads, no embedding to be trained."""
         config = draft.config
-        if config.has_own_embedding or config.latent_attention is not None:
+        if config.has_own_embedding or config.norm_before_residual or config.latent_attention is not None:
             return False
         group = config.num_attention_heads // config.num_key_value_heads
         return config.num_layers == 1 and config.head_dim in (16, 32, 64, 128) and group <= 64
