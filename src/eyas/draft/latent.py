@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA): queries, keys and values out of low ranks, positions in a part of each head.
+"""Multi-head latent attention (MLA): keys and values out of a low rank, positions in a part of each head.
 
 Training expands keys and values from the latent; an engine caches the latent, which is the same function.
 Source: DeepSeek-V2, arXiv 2405.04434; names and scale of vLLM's ``deepseek_v2.py``.
@@ -22,16 +22,16 @@ class LatentAttention(nn.Module):
         super().__init__()
         assert config.latent_attention is not None
         shape, heads = config.latent_attention, config.num_attention_heads
-        query_rank, self.rank = shape["q_lora_rank"], _width(shape, "kv_lora_rank")
+        self.query_rank, self.rank = shape["q_lora_rank"], _width(shape, "kv_lora_rank")
         self.plain, self.turned = _width(shape, "qk_nope_head_dim"), _width(shape, "qk_rope_head_dim")
         value, head_dim, eps = _width(shape, "v_head_dim"), self.plain + self.turned, config.rms_norm_eps
         self.num_heads = heads
-        if query_rank is None:
+        if self.query_rank is None:
             self.q_proj = nn.Linear(input_width, heads * head_dim, bias=False)
         else:
-            self.q_a_proj = nn.Linear(input_width, query_rank, bias=False)
-            self.q_a_layernorm = RMSNorm(query_rank, eps)
-            self.q_b_proj = nn.Linear(query_rank, heads * head_dim, bias=False)
+            self.q_a_proj = nn.Linear(input_width, self.query_rank, bias=False)
+            self.q_a_layernorm = RMSNorm(self.query_rank, eps)
+            self.q_b_proj = nn.Linear(self.query_rank, heads * head_dim, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(input_width, self.rank + self.turned, bias=False)
         self.kv_a_layernorm = RMSNorm(self.rank, eps)
         self.kv_b_proj = nn.Linear(self.rank, heads * (self.plain + value), bias=False)
@@ -40,18 +40,15 @@ class LatentAttention(nn.Module):
 
     def queries(self, x: torch.Tensor, rotary: Rotary, positions: torch.Tensor) -> torch.Tensor:
         """Return queries [R, heads, head_dim] whose scores with the keys want head_dim ** -0.5 alone."""
-        flat = (
-            self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-            if hasattr(self, "q_a_proj")
-            else self.q_proj(x)
-        )
+        read = x if self.query_rank is None else self.q_a_layernorm(self.q_a_proj(x))
+        flat = self.q_proj(read) if self.query_rank is None else self.q_b_proj(read)
         plain, turned = flat.unflatten(-1, (self.num_heads, -1)).split([self.plain, self.turned], -1)
         return torch.cat([plain, rotary(_halves(turned), positions)], -1) * self.sharpness
 
     def keys_values(
         self, x: torch.Tensor, rotary: Rotary, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys [R, heads, head_dim] and values [R, heads, v_head_dim]; all heads share the turned part."""
+        """Return keys [R, heads, head_dim], their turned part shared, and values [R, heads, v_head_dim]."""
         latent, turned = self.kv_a_proj_with_mqa(x).split([self.rank, self.turned], -1)
         flat = self.kv_b_proj(self.kv_a_layernorm(latent))
         plain, values = flat.unflatten(-1, (self.num_heads, -1)).tensor_split([self.plain], -1)
@@ -60,7 +57,7 @@ class LatentAttention(nn.Module):
 
 
 def sharpness(rope: Mapping[str, Any]) -> float:
-    """Return what DeepSeek's YaRN multiplies scores by, beside the rotation: mscale_all_dim's share, squared."""
+    """Return what DeepSeek's YaRN multiplies scores by beside the rotation: mscale_all_dim's, squared."""
     factor = rope.get("factor", 1.0) if rope["rope_type"] == "yarn" else 1.0
     if factor <= 1:
         return 1.0

@@ -38,7 +38,7 @@ class SpeculatorsExporter(VllmExporter):
 
 
 def check_servable(config: DraftConfig) -> None:
-    """Raises: UserError for a draft whose attention the format has no name for (vLLM maps llama and qwen3)."""
+    """Raises: UserError for latent attention: in this format vLLM reads Llama-like and Qwen3-like layers only."""
     if config.latent_attention is not None:
         raise UserError(
             "a draft with latent attention has no speculators form that vLLM loads",

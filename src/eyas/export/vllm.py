@@ -1,6 +1,7 @@
 """The folder that vLLM and SGLang load: config.json and model.safetensors, verified by reloading.
 
 Source: vLLM's ``llama_eagle3.py`` and its EAGLE configuration; SGLang's ``llama_eagle3.py``.
+Latent attention: vLLM's ``deepseek_eagle3.py``.
 """
 
 import re
@@ -134,9 +135,7 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
 def sglang_trouble(config: DraftConfig) -> str | None:
     """Say why SGLang would not compute this draft as it was trained, or None."""
     if config.norm_before_residual:
-        return (
-            "SGLang adds to the hidden state as it came, this draft to the normed one (norm_before_residual)"
-        )
+        return "SGLang adds to the hidden state, this draft to the normed one (norm_before_residual)"
     if config.has_own_embedding:
         return "SGLang takes the target's embedding, this draft has its own"
     if config.latent_attention is not None and config.num_layers > 1:

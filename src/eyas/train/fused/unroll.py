@@ -80,7 +80,7 @@ class FusedUnroll:
 
     @staticmethod
     def fits(draft: Eagle3Draft) -> bool:
-        """Whether the draft has one layer of the usual kind, tiles for its heads, no embedding to be trained."""
+        """Whether the draft has one plain layer, tiles for its heads, and no embedding to be trained."""
         config = draft.config
         if config.has_own_embedding or config.norm_before_residual or config.latent_attention is not None:
             return False
