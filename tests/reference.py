@@ -48,10 +48,7 @@ def latent_heads(
     rank = own["kv_b_proj"].shape[1]
     turned = own["kv_a_proj_with_mqa"].shape[0] - rank
     value = own["o_proj"].shape[1] // num_heads
-    if "q_proj" in own:
-        queries = x @ own["q_proj"].T
-    else:
-        queries = rms_norm(x @ own["q_a_proj"].T, own["q_a_layernorm"], eps) @ own["q_b_proj"].T
+    queries = rms_norm(x @ own["q_a_proj"].T, own["q_a_layernorm"], eps) @ own["q_b_proj"].T
     compressed = x @ own["kv_a_proj_with_mqa"].T
     position_key = rotate_pairs(compressed[:, None, rank:], positions, theta)[:, 0]
     expanded = rms_norm(compressed[:, :rank], own["kv_a_layernorm"], eps) @ own["kv_b_proj"].T

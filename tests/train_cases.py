@@ -69,7 +69,7 @@ def make_case(
     fc_norm: bool = False,
     norm_output: bool = False,
     num_layers: int = 1,
-    latent: Mapping[str, int | None] | None = None,
+    latent: Mapping[str, int] | None = None,
     norm_before_residual: bool = False,
 ) -> Case:
     generator = np.random.default_rng(seed)

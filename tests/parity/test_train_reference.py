@@ -106,12 +106,10 @@ def test_a_draft_that_adds_to_the_normed_state_equals_the_plain_reference(num_la
         assert relative(gradients[name], expected[name]) < 1e-5, name
 
 
-@pytest.mark.parametrize(("query_rank", "num_layers"), [(12, 1), (None, 1), (12, 2)])
-def test_a_draft_with_latent_attention_equals_the_plain_reference(
-    query_rank: int | None, num_layers: int
-) -> None:
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_draft_with_latent_attention_equals_the_plain_reference(num_layers: int) -> None:
     latent = {
-        "q_lora_rank": query_rank,
+        "q_lora_rank": 12,
         "kv_lora_rank": 10,
         "qk_nope_head_dim": 6,
         "qk_rope_head_dim": 4,
@@ -121,7 +119,7 @@ def test_a_draft_with_latent_attention_equals_the_plain_reference(
     expected_loss, expected = reference_gradients(case, 5)
     loss, gradients = trainer_gradients(case, 5)
     assert loss == pytest.approx(expected_loss, rel=1e-5)
-    assert ("layers.0.self_attn.q_a_layernorm.weight" in gradients) == (query_rank is not None)
+    assert "layers.0.self_attn.q_a_layernorm.weight" in gradients
     for name in case.draft.trainable():
         assert relative(gradients[name], expected[name]) < 1e-5, name
 

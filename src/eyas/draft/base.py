@@ -33,7 +33,7 @@ class DraftConfig:
     # The lowest layer adds to the normed hidden state, as published speculators drafts do; never a default.
     norm_before_residual: bool = False
     # Ranks and widths of attention over latents (MLA), named as in TargetSpec; None: grouped heads.
-    latent_attention: Mapping[str, int | None] | None = None
+    latent_attention: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -51,13 +51,11 @@ class DraftConfig:
     @property
     def rotated_dim(self) -> int:
         """How much of a head turns with its position."""
-        latent = self.latent_attention
-        return self.head_dim if latent is None else latent["qk_rope_head_dim"] or 0
+        return self.head_dim if self.latent_attention is None else self.latent_attention["qk_rope_head_dim"]
 
     @property
     def value_dim(self) -> int:
-        latent = self.latent_attention
-        return self.head_dim if latent is None else latent["v_head_dim"] or 0
+        return self.head_dim if self.latent_attention is None else self.latent_attention["v_head_dim"]
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "rope_parameters": dict(self.rope_parameters)}

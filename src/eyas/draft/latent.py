@@ -21,17 +21,13 @@ class LatentAttention(nn.Module):
     def __init__(self, config: DraftConfig, input_width: int) -> None:
         super().__init__()
         assert config.latent_attention is not None
-        shape, heads = config.latent_attention, config.num_attention_heads
-        self.query_rank, self.rank = shape["q_lora_rank"], _width(shape, "kv_lora_rank")
-        self.plain, self.turned = _width(shape, "qk_nope_head_dim"), _width(shape, "qk_rope_head_dim")
-        value, head_dim, eps = _width(shape, "v_head_dim"), self.plain + self.turned, config.rms_norm_eps
-        self.num_heads = heads
-        if self.query_rank is None:
-            self.q_proj = nn.Linear(input_width, heads * head_dim, bias=False)
-        else:
-            self.q_a_proj = nn.Linear(input_width, self.query_rank, bias=False)
-            self.q_a_layernorm = RMSNorm(self.query_rank, eps)
-            self.q_b_proj = nn.Linear(self.query_rank, heads * head_dim, bias=False)
+        shape, heads, eps = config.latent_attention, config.num_attention_heads, config.rms_norm_eps
+        self.num_heads, self.rank, query_rank = heads, shape["kv_lora_rank"], shape["q_lora_rank"]
+        self.plain, self.turned = shape["qk_nope_head_dim"], shape["qk_rope_head_dim"]
+        value = shape["v_head_dim"]
+        self.q_a_proj = nn.Linear(input_width, query_rank, bias=False)
+        self.q_a_layernorm = RMSNorm(query_rank, eps)
+        self.q_b_proj = nn.Linear(query_rank, heads * config.head_dim, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(input_width, self.rank + self.turned, bias=False)
         self.kv_a_layernorm = RMSNorm(self.rank, eps)
         self.kv_b_proj = nn.Linear(self.rank, heads * (self.plain + value), bias=False)
@@ -40,8 +36,7 @@ class LatentAttention(nn.Module):
 
     def queries(self, x: torch.Tensor, rotary: Rotary, positions: torch.Tensor) -> torch.Tensor:
         """Return queries [R, heads, head_dim] whose scores with the keys want head_dim ** -0.5 alone."""
-        read = x if self.query_rank is None else self.q_a_layernorm(self.q_a_proj(x))
-        flat = self.q_proj(read) if self.query_rank is None else self.q_b_proj(read)
+        flat = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         plain, turned = flat.unflatten(-1, (self.num_heads, -1)).split([self.plain, self.turned], -1)
         return torch.cat([plain, rotary(_halves(turned), positions)], -1) * self.sharpness
 
@@ -67,9 +62,3 @@ def sharpness(rope: Mapping[str, Any]) -> float:
 def _halves(x: torch.Tensor) -> torch.Tensor:
     """Put pairs of neighbours, which this attention turns, half a head apart; scores do not change by it."""
     return torch.cat([x[..., ::2], x[..., 1::2]], -1)
-
-
-def _width(shape: Mapping[str, int | None], key: str) -> int:
-    width = shape[key]
-    assert width is not None
-    return width

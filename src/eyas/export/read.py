@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
-from eyas.draft.shape import latent_head_dim, latent_rope
+from eyas.draft.shape import latent_head_dim, latent_rope, whole_latent
 from eyas.errors import ContractError, UserError
 from eyas.files import read_json
 from eyas.layer_ids import from_output_of
@@ -178,11 +178,11 @@ def _shape(
     )
 
 
-def _latent_attention(inside: Mapping[str, Any]) -> dict[str, int | None] | None:
+def _latent_attention(inside: Mapping[str, Any]) -> dict[str, int] | None:
     """Return ranks and head widths of a draft with latent attention; a Llama-like one has none."""
     if not inside.get("kv_lora_rank"):
         return None
-    return {key: inside.get(key) for key in LATENT_KEYS}
+    return whole_latent({key: inside.get(key) for key in LATENT_KEYS}, "this draft")
 
 
 def _aux_layer_ids(config: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -38,7 +38,7 @@ class SpeculatorsExporter(VllmExporter):
 
 
 def check_servable(config: DraftConfig) -> None:
-    """Raises: UserError for latent attention: in this format vLLM reads Llama-like and Qwen3-like layers only."""
+    """Raises: UserError for latent attention: in this format vLLM reads Llama and Qwen3 layers only."""
     if config.latent_attention is not None:
         raise UserError(
             "a draft with latent attention has no speculators form that vLLM loads",
