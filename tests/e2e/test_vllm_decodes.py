@@ -145,7 +145,9 @@ def make(root: Path, kind: Kind) -> Exported:
     return Exported(target, folder, kind.prompts, answers, total)
 
 
-def decode_in_vllm(exported: Exported, folder: Path) -> tuple[dict[str, list[int]], SpecCounters]:
+def decode_in_vllm(
+    exported: Exported, folder: Path, in_process: bool = True
+) -> tuple[dict[str, list[int]], SpecCounters]:
     from eyas.engines.vllm.decoder import VllmDecoder
 
     decoder = VllmDecoder(
@@ -156,7 +158,7 @@ def decode_in_vllm(exported: Exported, folder: Path) -> tuple[dict[str, list[int
         settings=VllmSettings(),
         max_length=max(len(p.token_ids) for p in exported.prompts) + 64,
         max_concurrency=8,
-        in_process=True,
+        in_process=in_process,
     )
     with closing(decoder):
         before = decoder.counters()
@@ -172,10 +174,13 @@ def plain_kind(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_vllm_accepts_the_draft_tokens_that_eyas_accepts(
-    tmp_path: Path, plain_kind: Exported, kind: Kind
+    tmp_path: Path, plain_kind: Exported, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported = plain_kind if kind == Kind() else make(tmp_path, kind)
-    answers, counted = decode_in_vllm(exported, exported.folder)
+    if kind.attention == "mla":
+        # With two threads vLLM's kernels for it hang; threads are counted when a process starts.
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    answers, counted = decode_in_vllm(exported, exported.folder, in_process=kind.attention != "mla")
     ours = exported.acceptance
     assert answers == exported.answers
     # Rounds are the same; of a request's last one vLLM also counts what it accepts behind its end.
