@@ -178,7 +178,7 @@ def test_vllm_accepts_the_draft_tokens_that_eyas_accepts(
 ) -> None:
     exported = plain_kind if kind == Kind() else make(tmp_path, kind)
     if kind.attention == "mla":
-        # vLLM's kernels for it have hung with more (docs/reference/vllm-versions.md); a process counts once.
+        # vLLM's kernels for it have hung once (docs/reference/vllm-versions.md): the calmest way to run them.
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
     answers, counted = decode_in_vllm(exported, exported.folder, in_process=kind.attention != "mla")
     ours = exported.acceptance
