@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from eyas.config.schema import RunConfig
+from eyas.config.secrets import refuse_secrets
 from eyas.errors import UserError, did_you_mean
 
 Origin = Literal["file", "command line", "default"]
@@ -40,6 +41,7 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         # Some settings are mappings; their keys are anybody's.
         if key not in sections and not any(key == k or key.startswith(f"{k}.") for k in known):
             raise _unknown(key)
+    refuse_secrets(flatten(values))
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:

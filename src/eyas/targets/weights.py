@@ -73,8 +73,15 @@ class Weights:
         if (size := self.files.size(INDEX)) is not None:
             try:
                 index: dict[str, str] = json.loads(self.files.read(INDEX, 0, size))["weight_map"]
-            except (ValueError, KeyError, TypeError):
+                named = set(index.values())
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(f"{self.files.where}/{INDEX} is damaged", hint=_AGAIN) from None
+            for file in named:
+                if not isinstance(file, str) or Path(file).name != file:
+                    raise UserError(
+                        f"{self.files.where}/{INDEX} names {file!r}, which is no file of that folder",
+                        hint=_AGAIN,
+                    )
             return index
         found = self.files.weight_files()
         # Some models come a second time in their maker's own format.
