@@ -104,13 +104,13 @@ def _read_jsonl(writer: PreparedWriter, source: Path, context: RunContext) -> di
 
 
 def _rows(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with source.open(encoding="utf-8") as f:
+    with source.open("rb") as f:
         for number, line in enumerate(f, start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise UserError(f"{source} line {number} is not JSON") from None
             if not isinstance(row, dict) or not isinstance(row.get("input_ids"), list):
                 raise UserError(
