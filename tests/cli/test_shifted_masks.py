@@ -1,4 +1,4 @@
-"""A loss mask that comes with token ids and is shifted by one: nothing can refuse it for sure, so it is told."""
+"""A loss mask that comes with token ids and is shifted by one: nothing can be sure of it, so it is told."""
 
 from pathlib import Path
 from typing import Any

@@ -103,8 +103,8 @@ def _read_jsonl(writer: PreparedWriter, source: Path, context: RunContext) -> di
     for where in ("before", "behind"):
         if ends[where] > ends["at"]:
             say(
-                f"  warning: {ends[where]} of {ends.total()} masked spans end one token {where} the end of their "
-                f"turn, {ends['at']} at it: the loss_mask may be shifted by one"
+                f"  warning: {ends[where]} of {ends.total()} masked spans end one token {where} the end of "
+                f"their turn, {ends['at']} at it: the loss_mask may be shifted by one"
             )
     spec = context.spec
     return {
