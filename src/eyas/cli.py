@@ -294,14 +294,12 @@ def inspect_prepared(debug: bool, **arguments: Any) -> None:
     _guarded(debug, verbs.inspect_prepared, **arguments)
 
 
-@inspect.command("states")
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")
+@inspect.command("states", epilog=_example("eyas inspect states -c run.yaml --verify"))
+@_on_a_run
 @click.option("--verify", is_flag=True, help="only check every shard against its checksum")
-@click.option("--debug", is_flag=True, help="show a traceback for an error")
-@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-def inspect_states(path: Path | None, verify: bool, debug: bool, settings: tuple[str, ...]) -> None:
+def inspect_states(debug: bool, **arguments: Any) -> None:
     """Show figures of the hidden states by layer, and their histograms as a page; or verify every byte."""
-    _guarded(debug, _inspect_states, path, verify, settings)
+    _guarded(debug, verbs.inspect_states, **arguments)
 
 
 @cli.command("config", epilog=_example("eyas config -c run.yaml"))
@@ -325,17 +323,6 @@ def completion(shell: str) -> None:
     click.echo(
         script.source_template % script.source_vars()
     )  # source() would start the shell to ask its version
-
-
-def _inspect_states(path: Path | None, verify: bool, settings: tuple[str, ...]) -> None:
-    from eyas.config.load import load_config
-
-    loaded = load_config(path, settings)
-    from eyas.stages import inspect_states
-    from eyas.stages.context import RunContext
-
-    show = inspect_states.verify_states if verify else inspect_states.inspect_states
-    show(RunContext(loaded))
 
 
 def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:

@@ -154,3 +154,14 @@ def init(**arguments: Any) -> None:
     from eyas.stages.init import init as write_run_file
 
     write_run_file(**arguments)
+
+
+def inspect_states(path: Path | None, settings: tuple[str, ...], verify: bool) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages import inspect_states as states
+    from eyas.stages.context import RunContext
+
+    show = states.verify_states if verify else states.inspect_states
+    show(RunContext(loaded))
