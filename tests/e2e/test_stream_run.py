@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import bad_engines
 from eyas.engines.transformers import TransformersEngine
+from eyas.store.streamed import StreamedStates
 from eyas.train.checkpoint import best_checkpoint
 from eyas.types import Failure, HiddenStates, TokenizedSample
 from pipeline import Screen, eyas, snapshot, write_run
@@ -170,6 +171,42 @@ class CrashingLate(TransformersEngine):
             if self.num_captured == 30:
                 raise RuntimeError("CUDA error: out of memory")
             yield item
+
+
+class Drifting(TransformersEngine):
+    """Is right until its second window, as an engine is whose memory is overwritten."""
+
+    def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
+        asked = list(samples)
+        if len(asked) > 1 and not asked[0].sample_id.startswith("probe"):
+            self.num_windows = getattr(self, "num_windows", 0) + 1
+            if self.num_windows == 2:
+                with torch.no_grad():
+                    self.model.get_decoder().layers[0].mlp.down_proj.weight *= 1.05
+        yield from super().capture(asked)
+
+
+def test_an_engine_that_drifts_teaches_nothing_from_then_on(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file = write_streamed(tmp_path, tiny_target)
+    for stage in ("prepare", "regenerate", "extract"):
+        assert eyas(stage, "-c", run_file).code == 0
+    monkeypatch.setattr("eyas.stages.stream.make_engine", lambda context: make(context, Drifting))
+    told: list[int] = []
+    hold = StreamedStates._hold
+
+    def counted(self: StreamedStates, groups: Any) -> None:
+        hold(self, groups)
+        told.append(len(groups))
+
+    monkeypatch.setattr(StreamedStates, "_hold", counted)
+    screen = eyas("train", "-c", run_file)
+    assert screen.code == 1
+    assert "error: probe" in screen.err
+    assert len(told) == 1, "only the first window was handed over"
+    steps = [int(p.name.removeprefix("step-")) for p in (tmp_path / "run" / "checkpoints").glob("step-*")]
+    assert max(steps) == told[0]
 
 
 @pytest.mark.parametrize(
