@@ -1,6 +1,8 @@
 """train.source=stream: the same run without states to train on, interrupted, refused, and reported."""
 
 import json
+import re
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,13 +164,13 @@ def make(context: Any, engine: type[TransformersEngine]) -> TransformersEngine:
 class CrashingLate(TransformersEngine):
     """Dies when training is well under way."""
 
-    num_captured = 0
+    num_captured, dies_at = 0, 30
 
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
         for item in super().capture(samples):
             sample_id = item.sample_id if isinstance(item, Failure) else item.sample.sample_id
             self.num_captured += not sample_id.startswith(("probe", "prefix"))
-            if self.num_captured == 30:
+            if self.num_captured == self.dies_at:
                 raise RuntimeError("CUDA error: out of memory")
             yield item
 
@@ -196,8 +198,8 @@ def test_an_engine_that_drifts_teaches_nothing_from_then_on(
     told: list[int] = []
     hold = StreamedStates._hold
 
-    def counted(self: StreamedStates, groups: Any) -> None:
-        hold(self, groups)
+    def counted(self: StreamedStates, groups: Any, number: int) -> None:
+        hold(self, groups, number)
         told.append(len(groups))
 
     monkeypatch.setattr(StreamedStates, "_hold", counted)
@@ -215,13 +217,14 @@ def test_an_engine_that_drifts_teaches_nothing_from_then_on(
         ("train.num_gpus=2", "does not go with train.num_gpus"),
         ("extract.fleet={replicas: 2}", "does not go with extract.fleet"),
         ("extract.max_failures=3", "does not go with extract.max_failures"),
+        ("train.source=store train.keep_states=true", "extract keeps all states anyway"),
         ("extract.states_dtype=float8_e4m3fn", "does not go with extract.states_dtype"),
     ],
 )
 def test_settings_that_a_stream_cannot_follow_are_refused_before_anything_is_done(
     tiny_target: Path, tmp_path: Path, setting: str, words: str
 ) -> None:
-    screen = eyas("run", "-c", write_streamed(tmp_path, tiny_target), setting)
+    screen = eyas("run", "-c", write_streamed(tmp_path, tiny_target), *re.split(r" (?=train)", setting))
     assert screen.code == 2
     assert words in screen.err
     assert not (tmp_path / "run").exists()
@@ -241,3 +244,78 @@ def test_states_that_are_all_stored_are_not_streamed_again(stored: Path) -> None
     assert screen.code == 2
     assert "train on them with train.source=store" in screen.err
     assert (stored / "run" / "states" / "train" / "manifest.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def kept(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A streamed run that kept its states in a folder of their own."""
+    folder = tmp_path_factory.mktemp("kept")
+    run_file = write_streamed(folder, tiny_target, keep_states=True)
+    assert eyas("run", "-c", run_file, f"extract.states_dir={folder / 'shared'}").code == 0
+    return folder
+
+
+def test_kept_states_serve_the_second_epoch_and_the_draft_is_the_same(stored: Path, kept: Path) -> None:
+    found = record(kept, "checkpoints")["stream"]
+    train_tokens = record(kept, "regenerated")["counts"]["train_tokens"]
+    assert (found["num_captured"], found["num_tokens"]) == (train_tokens, 2 * train_tokens)
+    one, two = best_weights(stored), best_weights(kept)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_later_run_reads_kept_states_in_another_order_without_an_engine(
+    kept: Path, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_engine(context: Any) -> Any:
+        raise AssertionError("an engine was started")
+
+    settings = (f"extract.states_dir={kept / 'shared'}", f"data.sources=[{kept / 'prompts.jsonl'}]")
+    run_file = write_streamed(tmp_path, tiny_target, keep_states=True, batch_tokens=200)
+    for stage in ("prepare", "regenerate"):
+        assert eyas(stage, "-c", run_file, *settings).code == 0
+    monkeypatch.setattr("eyas.stages.extract.make_engine", no_engine)
+    monkeypatch.setattr("eyas.stages.stream.make_engine", no_engine)
+    for stage in ("extract", "train"):
+        screen = eyas(stage, "-c", run_file, *settings)
+        assert screen.code == 0, screen.err
+    assert "no engine is needed" in screen.err
+    assert record(tmp_path, "checkpoints")["layers"] == record(kept, "checkpoints")["layers"]
+
+
+def test_a_stream_that_keeps_goes_on_after_a_crash_and_ends_with_the_same_shards(
+    kept: Path, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file = write_streamed(tmp_path, tiny_target, keep_states=True)
+    for stage in ("prepare", "regenerate", "extract"):
+        assert eyas(stage, "-c", run_file).code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("eyas.stages.stream.make_engine", lambda context: make(context, CrashingLate))
+        patched.setattr(CrashingLate, "dies_at", 12)
+        assert eyas("train", "-c", run_file).code == 1
+    states = tmp_path / "run" / "states" / "train_streamed"
+    assert list(states.glob("shard-*"))
+    screen = eyas("train", "-c", run_file)
+    assert screen.code == 0, screen.err
+    shards = [snapshot(folder) for folder in (states, kept / "shared" / "train_streamed")]
+    same = [{n: s for n, s in found.items() if n.startswith("shard-")} for found in shards]
+    assert same[0] == same[1]
+    one, two = best_weights(kept), best_weights(tmp_path)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_some_states_kept_in_another_order_are_refused_and_redone_with_fresh(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file = write_streamed(tmp_path, tiny_target, keep_states=True)
+    for stage in ("prepare", "regenerate", "extract"):
+        assert eyas(stage, "-c", run_file).code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("eyas.stages.stream.make_engine", lambda context: make(context, CrashingLate))
+        patched.setattr(CrashingLate, "dies_at", 12)
+        assert eyas("train", "-c", run_file).code == 1
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    other = eyas("train", "-c", run_file, "train.batch_tokens=200")
+    assert other.code == 2
+    assert "keeps some of the states, in the order of another training" in other.err
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert eyas("train", "-c", run_file, "train.batch_tokens=200", "--fresh").code == 0

@@ -145,3 +145,7 @@ def test_a_stream_is_planned_with_captures_in_every_epoch_and_only_held_out_stat
     training = [p.memory[1].bytes for p in plans]
     assert training[1] == training[0] + plans[1].memory[0].bytes, "the engine stays beside the trainer"
     assert plans[1].memory[2].bytes == 4 << 30
+    kept = [*settings, "train.source=stream", "train.keep_states=true"]
+    keeping = plan(RunContext(load_config(None, kept)), rates, tokens=1_000_000)
+    assert "900,000 tokens captured" in next(s.work for s in keeping.stages if s.stage == "train")
+    assert keeping.disk[0].bytes == disk[0]

@@ -31,7 +31,7 @@ class Capturing:
         self.asked: list[list[str]] = []
         self.alive = self.peak = 0
 
-    def __call__(self, samples: Sequence[TokenizedSample]) -> list[HiddenStates]:
+    def __call__(self, samples: Sequence[TokenizedSample], number: int) -> list[HiddenStates]:
         self.asked.append([s.sample_id for s in samples])
         return [self._given(self.states[s.sample_id]) for s in samples]
 

@@ -50,7 +50,7 @@ def _rates_of(run_dir: Path, context: RunContext) -> dict[str, float]:
         if stream:  # extract took the held-out samples only, and training took turns with the engine
             share = stream["num_tokens"] / (epochs * counts["train_tokens"])
             done["extract"] = {"seconds": stream["engine_s"]}
-            amounts["extract"] = stream["num_tokens"]
+            amounts["extract"] = stream["num_captured"]
             done["train"] = {"seconds": stream["trainer_s"]}
             amounts["train"] *= share
     elif "splits" in done.get("extract", {}).get("inputs", {}):

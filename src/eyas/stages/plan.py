@@ -137,7 +137,8 @@ def plan(
     ]
     if config.train.source == "stream":
         rate = _rate("extract", given, earlier, measured)
-        stages = [_in_turns(s, trained, rate) if s.stage == "train" else s for s in stages]
+        captured = found.train if config.train.keep_states else trained
+        stages = [_in_turns(s, captured, rate) if s.stage == "train" else s for s in stages]
     return Plan(
         shape=shape,
         tokens=found,
@@ -345,8 +346,9 @@ def _disk(
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    stream = context.config.train.source == "stream"
-    stored = dataclasses.replace(tokens, train=0.0) if stream else tokens
+    train = context.config.train
+    is_stored = train.source == "store" or train.keep_states
+    stored = tokens if is_stored else dataclasses.replace(tokens, train=0.0)
     parts = {
         "extract": (estimates.state_bytes(shape, stored), "hidden states"),
         "train": (estimates.checkpoint_bytes(draft), "checkpoints: last, best, and one being written"),

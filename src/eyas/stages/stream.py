@@ -1,8 +1,9 @@
 """An engine that captures for a trainer in the same process, in turns; what is trained on is never stored."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,18 +12,22 @@ from eyas.config.schema import RunConfig
 from eyas.data.prepared import read_samples
 from eyas.draft.base import DraftConfig
 from eyas.engines.base import Engine
-from eyas.engines.probe import Probed, probe_again
+from eyas.engines.probe import probe_again
 from eyas.errors import UserError
 from eyas.files import fingerprint
 from eyas.progress import say
 from eyas.stages.context import RunContext, facts_of
 from eyas.stages.estimates import training_memory
 from eyas.stages.extract import check_of, examples_of, make_check, make_engine, probe_engine
+from eyas.stages.kept import Keeper
 from eyas.stages.shape import read_shape
-from eyas.stages.shelf import Check, Shelf
+from eyas.stages.shelf import Shelf
 from eyas.stages.statistics import table_of
+from eyas.store.base import StateReader
 from eyas.store.journal import ShardRecord
 from eyas.store.streamed import StreamedStates, owned
+from eyas.train.feed import Windows, whole
+from eyas.train.schedule import costs_of, plan_steps
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 
 
@@ -45,70 +50,110 @@ class _Window:
         return ShardRecord(shard, len(states), sum(len(s.sample) for s in states), size, checksum="")
 
 
-@dataclass
 class Stream:
-    """A probed engine and the states that it captures for training."""
+    """The train split as a trainer reads it, and the engine that captures it once it is started."""
 
-    engine: Engine
-    spec: TargetSpec
-    probed: Probed
-    check: Check
-    figures: list[Mapping[str, Any] | None] = field(default_factory=list)
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        config, spec = context.config, context.spec
+        check = make_check(context)
+        self.samples = []
+        for sample in read_samples(context.samples_folder, "train"):
+            check(sample)
+            self.samples.append(sample)
+        data = fingerprint([context.output_of(context.samples_stage), spec.fingerprint, "train"])
+        in_turns = StreamedStates(spec, self.samples, self._capture, config.train.stream_bytes, data)
+        self.turns = in_turns.turns
+        self.states: StateReader = in_turns
+        self.windows: Windows = in_turns.windows
+        self.num_captured = 0
+        self.figures: list[Mapping[str, Any] | None] = []
+        self.engine: Engine | None = None
+        self.keeper: Keeper | None = None
+        if config.train.keep_states:
+            steps = plan_steps(in_turns.lengths, costs_of(in_turns), config.train, config.seed)
+            groups = [group for step in steps for group in step]
+            windows = [[i for g in groups[start:end] for i in g] for start, end in in_turns.plan(groups)]
+            ends = list(accumulate(map(len, windows)))
+            self.keeper = Keeper(context, self.samples, data, windows[: ends.index(len(self.samples)) + 1])
+        if self.keeper and self.keeper.whole:
+            say(f"train: all states are kept in {self.keeper.folder}; no engine is needed")
+            self.states, self.windows = self.keeper.whole, whole
 
-    def capture(self, samples: Sequence[TokenizedSample]) -> Sequence[HiddenStates]:
+    @property
+    def needs_engine(self) -> bool:
+        return self.windows is not whole
+
+    def start(self) -> None:
+        """Start the engine and probe it."""
+        examples = examples_of(self.samples)
+        self.engine = make_engine(self.context)
+        self.probed = probe_engine(self.context, self.engine, examples)
+        self.check = check_of(self.context, self.engine, self.probed, examples)
+
+    def close(self) -> None:
+        if self.engine:
+            self.engine.close()
+
+    def _capture(self, samples: Sequence[TokenizedSample], number: int) -> Sequence[HiddenStates]:
         """Return the states of ``samples``, checked as extract does, of an engine that is still right.
 
         Raises: ContractError for wrong states or an engine that has drifted; EyasError for a failed sample.
         """
-        window = _Window()
+        if self.keeper and self.keeper.whole:
+            return [self.keeper.whole.of(sample) for sample in samples]
+        assert self.engine is not None
+        spec, window = self.context.spec, _Window()
         shelf = Shelf(window, self.check, max_failures=0)
         try:
             for item in self.engine.capture(shelf.feed([(0, samples)])):
-                shelf.put(item if isinstance(item, Failure) else owned(item, self.spec))
+                shelf.put(item if isinstance(item, Failure) else owned(item, spec))
             shelf.finish()
         finally:
             shelf.close()
         # Before anything is learnt from them: a checkpoint could not be told from a good one afterwards.
-        probe_again(self.engine, self.spec, self.probed)
+        probe_again(self.engine, spec, self.probed)
+        if self.keeper:
+            self.keeper.keep(number, window.states, window.figures)
+        self.num_captured += sum(map(len, samples))
         self.figures.append(window.figures)
         return window.states
 
 
 @contextmanager
-def streaming(context: RunContext, draft: DraftConfig) -> Iterator[tuple[Stream, StreamedStates]]:
-    """Start and probe the engine for the train split; it is closed at the end.
+def streaming(context: RunContext, draft: DraftConfig) -> Iterator[Stream]:
+    """Start and probe an engine for the train split, unless all its states are kept; it is closed at the end.
 
     Raises: UserError for samples that do not fit in ``train.stream_bytes``, or a GPU too small for both.
     """
-    config, spec = context.config, context.spec
-    data = context.output_of(context.samples_stage)
-    if facts_of(context, "extract")["inputs"]["samples"] != data:
+    config = context.config
+    if facts_of(context, "extract")["inputs"]["samples"] != context.output_of(context.samples_stage):
         raise UserError(
             "the samples have changed since the held-out ones were captured",
             hint=f"run: eyas extract -c {config.run_dir / 'run.yaml'} --fresh",
         )
-    check = make_check(context)
-    samples = []
-    for sample in read_samples(context.samples_folder, "train"):
-        check(sample)
-        samples.append(sample)
-    _check_room(config, spec, samples)
-    _check_gpu(context, draft, samples)
-    engine = make_engine(context)
-    try:
-        examples = examples_of(samples)
-        probed = probe_engine(context, engine, examples)
-        stream = Stream(engine, spec, probed, check_of(context, engine, probed, examples))
-        data_fingerprint = fingerprint([data, spec.fingerprint, "train"])
-        states = StreamedStates(spec, samples, stream.capture, config.train.stream_bytes, data_fingerprint)
-        yield stream, states
-    finally:
-        engine.close()
+    # The run's own folder is locked already; states elsewhere may be wanted by another run.
+    shared = config.train.keep_states and config.extract.states_dir is not None
+    with context.states_folder.lock() if shared else nullcontext():
+        stream = Stream(context)
+        try:
+            if stream.needs_engine:
+                _check_room(config, context.spec, stream.samples)
+                _check_gpu(context, draft, stream.samples)
+                stream.start()
+            yield stream
+        finally:
+            stream.close()
 
 
 def check_stream(config: RunConfig) -> None:
     """Raises: UserError for settings that a stream cannot follow."""
     if config.train.source != "stream":
+        if config.train.keep_states:
+            raise UserError(
+                "train.keep_states is for train.source=stream; extract keeps all states anyway",
+                hint="leave it out, or set train.source=stream",
+            )
         return
     for key, is_set, why in (
         ("train.num_gpus", config.train.num_gpus > 1, "engine and trainer take turns in one process"),
@@ -123,9 +168,12 @@ def check_stream(config: RunConfig) -> None:
             )
 
 
-def facts_of_stream(context: RunContext, stream: Stream, states: StreamedStates) -> dict[str, Any]:
+def facts_of_stream(context: RunContext, stream: Stream) -> dict[str, Any]:
     """Return what the stage records: who waited for whom since training last started, and the layers seen."""
-    turns, ids = states.turns, (*context.spec.aux_layer_ids, context.spec.num_layers)
+    figures = stream.figures
+    if not stream.needs_engine and stream.keeper and stream.keeper.whole:
+        figures = stream.keeper.whole.figures
+    turns, ids = stream.turns, (*context.spec.aux_layer_ids, context.spec.num_layers)
     engines = turns.engine_s / turns.trainer_s if turns.trainer_s else None
     if engines is not None:
         busy = f"{engines:.2g} engines would keep one trainer" if engines >= 1 else (
@@ -142,10 +190,11 @@ def facts_of_stream(context: RunContext, stream: Stream, states: StreamedStates)
             "trainer_s": round(turns.trainer_s, 3),
             "num_windows": turns.num_windows,
             "num_tokens": turns.num_tokens,
+            "num_captured": stream.num_captured,
             "peak_bytes": turns.peak_bytes,
             "engines_per_trainer": engines,
         },
-        "layers": {"train": dict(zip(map(str, ids), table_of(stream.figures), strict=False))},
+        "layers": {"train": dict(zip(map(str, ids), table_of(figures), strict=False))},
     }
 
 

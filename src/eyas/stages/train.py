@@ -95,10 +95,10 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     )
     facts: dict[str, Any] = {"coverage": coverage(counts, vocab)}
     if config.train.source == "stream":
-        with streaming(context, draft.config) as (stream, states):
-            trainer = make(train_states=states, windows=states.windows)
+        with streaming(context, draft.config) as stream:
+            trainer = make(train_states=stream.states, windows=stream.windows)
             _run(context, trainer)
-            facts |= facts_of_stream(context, stream, states)
+            facts |= facts_of_stream(context, stream)
     else:
         trainer = make(train_states=context.store("train"))
         _run(context, trainer)

@@ -26,8 +26,9 @@ class Turns:
 class StreamedStates:
     """A StateReader whose states are captured in the order in which training reads them.
 
-    ``capture`` returns the states of the samples it is given, ``owned``, all of them and in any order. Engine
-    and trainer take turns: a window of batches is captured, trained on and forgotten before the next one.
+    ``capture`` returns the states of the samples it is given, ``owned``, all of them and in any order; it is
+    also told the window's number. Engine and trainer take turns: a window of batches is captured, trained on
+    and forgotten before the next one.
     Units: at most ``window_bytes`` of states exist at a time.
     """
 
@@ -35,7 +36,7 @@ class StreamedStates:
         self,
         spec: TargetSpec,
         samples: Sequence[TokenizedSample],
-        capture: Callable[[Sequence[TokenizedSample]], Sequence[HiddenStates]],
+        capture: Callable[[Sequence[TokenizedSample], int], Sequence[HiddenStates]],
         window_bytes: int,
         fingerprint: str,
     ) -> None:
@@ -64,12 +65,11 @@ class StreamedStates:
         Where windows begin follows from all the groups and not from ``first``: one that training was
         interrupted in is captured whole again, in the same batches of the engine, and so to the same bits.
         """
-        sizes = [self._bytes_of(s) for s in self._samples]
-        for start, end in plan_windows(groups, sizes, self._window_bytes):
+        for number, (start, end) in enumerate(self.plan(groups)):
             if end <= first or start >= last:
                 continue
             began = time.monotonic()
-            self._hold(groups[start:end])
+            self._hold(groups[start:end], number)
             handed_over = time.monotonic()
             self.turns.engine_s += handed_over - began
             try:
@@ -80,9 +80,13 @@ class StreamedStates:
                     torch.cuda.synchronize()  # the trainer's turn ends with its last kernel
                 self.turns.trainer_s += time.monotonic() - handed_over
 
-    def _hold(self, groups: Sequence[Group]) -> None:
+    def plan(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
+        """Return where windows of ``groups`` start and end."""
+        return plan_windows(groups, [self._bytes_of(s) for s in self._samples], self._window_bytes)
+
+    def _hold(self, groups: Sequence[Group], number: int) -> None:
         samples = [self._samples[i] for group in groups for i in group]
-        self._held = {states.sample.sample_id: states for states in self._capture(samples)}
+        self._held = {states.sample.sample_id: states for states in self._capture(samples, number)}
         held = sum(s.aux.nbytes + s.last.nbytes for s in self._held.values())
         self.turns.num_windows += 1
         self.turns.num_tokens += sum(len(s) for s in samples)
@@ -95,17 +99,22 @@ class StreamedStates:
 
 
 def plan_windows(groups: Sequence[Group], sizes: Sequence[int], window_bytes: int) -> list[tuple[int, int]]:
-    """Return where windows of groups start and end: each of at most ``window_bytes``, no sample twice.
+    """Return where windows of groups start and end: each of at most ``window_bytes``, and of one epoch.
+
+    An epoch ends where a sample comes again.
 
     A group larger than that is a window of its own.
     """
-    bounds, held, size = [0], set[int](), 0
+    bounds, seen, size = [0], set[int](), 0
     for number, group in enumerate(groups):
         coming = sum(sizes[i] for i in group)
-        if number > bounds[-1] and (size + coming > window_bytes or not held.isdisjoint(group)):
+        is_new_epoch = not seen.isdisjoint(group)
+        if is_new_epoch or (number > bounds[-1] and size + coming > window_bytes):
             bounds.append(number)
-            held, size = set(), 0
-        held.update(group)
+            size = 0
+        if is_new_epoch:
+            seen = set()
+        seen.update(group)
         size += coming
     return list(zip(bounds, [*bounds[1:], len(groups)], strict=True)) if groups else []
 
