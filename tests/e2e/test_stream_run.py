@@ -215,7 +215,6 @@ def test_an_engine_that_drifts_teaches_nothing_from_then_on(
     ("setting", "words"),
     [
         ("train.num_gpus=2", "does not go with train.num_gpus"),
-        ("extract.fleet={replicas: 2}", "does not go with extract.fleet"),
         ("extract.max_failures=3", "does not go with extract.max_failures"),
         ("train.source=store train.keep_states=true", "extract keeps all states anyway"),
         ("extract.states_dtype=float8_e4m3fn", "does not go with extract.states_dtype"),

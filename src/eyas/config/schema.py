@@ -160,10 +160,10 @@ class TrainSettings(Section):
     """Optimisation of the draft."""
 
     source: Literal["store", "stream"] = Field(
-        "store", description="stream: capture states while training, in turns, and never store them"
+        "store", description="stream: capture states while training, a window at a time, and never store them"
     )
     stream_bytes: PositiveInt = Field(
-        4 << 30, description="memory for the states captured in one turn of train.source=stream"
+        4 << 30, description="memory for the states between engine and trainer of train.source=stream"
     )
     keep_states: bool = Field(
         False, description="stream: also write what is captured, for later epochs and later runs"

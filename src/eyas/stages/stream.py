@@ -1,17 +1,17 @@
-"""An engine that captures for a trainer in the same process, in turns; what is trained on is never stored."""
+"""Engines that capture for a trainer, a window at a time; what is trained on is never stored."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import read_samples
 from eyas.draft.base import DraftConfig
-from eyas.engines.base import Engine
 from eyas.engines.probe import probe_again
 from eyas.errors import UserError
 from eyas.files import fingerprint
@@ -32,8 +32,8 @@ from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 
 
 @dataclass
-class _Window:
-    """What a shelf writes to instead of a store."""
+class Window:
+    """The states of one window; what a shelf writes to instead of a store."""
 
     states: Sequence[HiddenStates] = ()
     figures: Mapping[str, Any] | None = None
@@ -50,32 +50,86 @@ class _Window:
         return ShardRecord(shard, len(states), sum(len(s.sample) for s in states), size, checksum="")
 
 
+class Source(Protocol):
+    """What captures windows: an engine here, or several elsewhere."""
+
+    busy_s: float  # seconds that engines worked
+
+    def capture(self, samples: Sequence[TokenizedSample], number: int) -> Window: ...
+
+    def close(self) -> None: ...
+
+
+class OneEngine:
+    """An engine of this process, started and probed, that vouches for each window."""
+
+    def __init__(self, context: RunContext, samples: Sequence[TokenizedSample]) -> None:
+        self.spec, self.busy_s = context.spec, 0.0
+        examples = examples_of(samples)
+        self.engine = make_engine(context)
+        try:
+            self.probed = probe_engine(context, self.engine, examples)
+            self.check = check_of(context, self.engine, self.probed, examples)
+        except BaseException:
+            self.engine.close()
+            raise
+
+    def capture(self, samples: Sequence[TokenizedSample], number: int) -> Window:
+        """Return the states of ``samples``, checked as extract does.
+
+        Raises: ContractError for wrong states or an engine that has drifted; EyasError for a failed sample.
+        """
+        started, window = time.monotonic(), Window()
+        shelf = Shelf(window, self.check, max_failures=0)
+        try:
+            for item in self.engine.capture(shelf.feed([(0, samples)])):
+                shelf.put(item if isinstance(item, Failure) else owned(item, self.spec))
+            shelf.finish()
+        finally:
+            shelf.close()
+        # Before anything is learnt from them: a checkpoint could not be told from a good one afterwards.
+        probe_again(self.engine, self.spec, self.probed)
+        self.busy_s += time.monotonic() - started
+        return window
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def train_samples(context: RunContext) -> list[TokenizedSample]:
+    """Read the train split, checked."""
+    check, samples = make_check(context), []
+    for sample in read_samples(context.samples_folder, "train"):
+        check(sample)
+        samples.append(sample)
+    return samples
+
+
 class Stream:
-    """The train split as a trainer reads it, and the engine that captures it once it is started."""
+    """The train split as a trainer reads it, and what captures it once it is started."""
 
     def __init__(self, context: RunContext) -> None:
-        self.context = context
         config, spec = context.config, context.spec
-        check = make_check(context)
-        self.samples = []
-        for sample in read_samples(context.samples_folder, "train"):
-            check(sample)
-            self.samples.append(sample)
+        self.samples = train_samples(context)
         data = fingerprint([context.output_of(context.samples_stage), spec.fingerprint, "train"])
-        in_turns = StreamedStates(spec, self.samples, self._capture, config.train.stream_bytes, data)
+        fleet = config.extract.fleet
+        self.ahead = fleet.replicas + 1 if fleet else 0  # windows that are captured while one is trained on
+        window_bytes = config.train.stream_bytes // (self.ahead + 1)
+        in_turns = StreamedStates(spec, self.samples, self._capture, window_bytes, data)
         self.turns = in_turns.turns
         self.states: StateReader = in_turns
         self.windows: Windows = in_turns.windows
         self.num_captured = 0
         self.figures: list[Mapping[str, Any] | None] = []
-        self.engine: Engine | None = None
+        self.source: Source | None = None
+        self._busy_before_s = 0.0
         self.keeper: Keeper | None = None
+        steps = plan_steps(in_turns.lengths, costs_of(in_turns), config.train, config.seed)
+        groups = [group for step in steps for group in step]
+        self.plan = [[i for g in groups[start:end] for i in g] for start, end in in_turns.plan(groups)]
         if config.train.keep_states:
-            steps = plan_steps(in_turns.lengths, costs_of(in_turns), config.train, config.seed)
-            groups = [group for step in steps for group in step]
-            windows = [[i for g in groups[start:end] for i in g] for start, end in in_turns.plan(groups)]
-            ends = list(accumulate(map(len, windows)))
-            self.keeper = Keeper(context, self.samples, data, windows[: ends.index(len(self.samples)) + 1])
+            ends = list(accumulate(map(len, self.plan)))
+            self.keeper = Keeper(context, self.samples, data, self.plan[: ends.index(len(self.samples)) + 1])
         if self.keeper and self.keeper.whole:
             say(f"train: all states are kept in {self.keeper.folder}; no engine is needed")
             self.states, self.windows = self.keeper.whole, whole
@@ -84,39 +138,28 @@ class Stream:
     def needs_engine(self) -> bool:
         return self.windows is not whole
 
-    def start(self) -> None:
-        """Start the engine and probe it."""
-        examples = examples_of(self.samples)
-        self.engine = make_engine(self.context)
-        self.probed = probe_engine(self.context, self.engine, examples)
-        self.check = check_of(self.context, self.engine, self.probed, examples)
+    @property
+    def busy_s(self) -> float:
+        """Seconds that engines worked."""
+        return self._busy_before_s + (self.source.busy_s if self.source else 0.0)
 
     def close(self) -> None:
-        if self.engine:
-            self.engine.close()
+        self._busy_before_s = self.busy_s
+        source, self.source = self.source, None
+        if source:
+            source.close()
 
     def _capture(self, samples: Sequence[TokenizedSample], number: int) -> Sequence[HiddenStates]:
-        """Return the states of ``samples``, checked as extract does, of an engine that is still right.
-
-        Raises: ContractError for wrong states or an engine that has drifted; EyasError for a failed sample.
-        """
         if self.keeper and self.keeper.whole:
             return [self.keeper.whole.of(sample) for sample in samples]
-        assert self.engine is not None
-        spec, window = self.context.spec, _Window()
-        shelf = Shelf(window, self.check, max_failures=0)
-        try:
-            for item in self.engine.capture(shelf.feed([(0, samples)])):
-                shelf.put(item if isinstance(item, Failure) else owned(item, spec))
-            shelf.finish()
-        finally:
-            shelf.close()
-        # Before anything is learnt from them: a checkpoint could not be told from a good one afterwards.
-        probe_again(self.engine, spec, self.probed)
-        if self.keeper:
-            self.keeper.keep(number, window.states, window.figures)
+        assert self.source is not None
+        window = self.source.capture(samples, number)
         self.num_captured += sum(map(len, samples))
         self.figures.append(window.figures)
+        if self.keeper:
+            self.keeper.keep(number, window.states, window.figures)
+            if self.keeper.whole:
+                self.close()  # its memory is better used
         return window.states
 
 
@@ -139,8 +182,13 @@ def streaming(context: RunContext, draft: DraftConfig) -> Iterator[Stream]:
         try:
             if stream.needs_engine:
                 _check_room(config, context.spec, stream.samples)
-                _check_gpu(context, draft, stream.samples)
-                stream.start()
+                if config.extract.fleet is None:
+                    _check_gpu(context, draft, stream.samples)
+                    stream.source = OneEngine(context, stream.samples)
+                else:
+                    from eyas.stages.stream_fleet import EngineFleet
+
+                    stream.source = EngineFleet(context, stream.plan, stream.ahead)
             yield stream
         finally:
             stream.close()
@@ -156,8 +204,7 @@ def check_stream(config: RunConfig) -> None:
             )
         return
     for key, is_set, why in (
-        ("train.num_gpus", config.train.num_gpus > 1, "engine and trainer take turns in one process"),
-        ("extract.fleet", config.extract.fleet is not None, "engine and trainer take turns in one process"),
+        ("train.num_gpus", config.train.num_gpus > 1, "one process trains on a stream"),
         ("extract.max_failures", config.extract.max_failures > 0, "a batch cannot leave out a sample"),
         ("extract.states_dtype", config.extract.states_dtype != "auto", "nothing is stored in 8 bits"),
     ):
@@ -169,25 +216,31 @@ def check_stream(config: RunConfig) -> None:
 
 
 def facts_of_stream(context: RunContext, stream: Stream) -> dict[str, Any]:
-    """Return what the stage records: who waited for whom since training last started, and the layers seen."""
+    """Return what the stage records: who waited for whom since training last started, and the layers seen.
+
+    ``waited_s`` is how long the trainer waited for states; ``engine_s`` how long engines worked on them.
+    """
     figures = stream.figures
     if not stream.needs_engine and stream.keeper and stream.keeper.whole:
         figures = stream.keeper.whole.figures
     turns, ids = stream.turns, (*context.spec.aux_layer_ids, context.spec.num_layers)
-    engines = turns.engine_s / turns.trainer_s if turns.trainer_s else None
+    engines = stream.busy_s / turns.trainer_s if turns.trainer_s else None
     if engines is not None:
+        fleet = context.config.extract.fleet
+        slower = "engine" if engines >= (fleet.replicas if fleet else 1) else "trainer"
         busy = f"{engines:.2g} engines would keep one trainer" if engines >= 1 else (
             f"one engine would keep {1 / max(engines, 1e-9):.2g} trainers"
         )  # fmt: skip
         say(
-            f"train: {'engine' if engines >= 1 else 'trainer'}-bound: in {turns.num_windows} turns the "
-            f"engine worked {turns.engine_s:.1f} s, the trainer {turns.trainer_s:.1f} s; "
+            f"train: {slower}-bound: engines worked {stream.busy_s:.1f} s, the trainer {turns.trainer_s:.1f} "
+            f"s and waited {turns.waited_s:.1f} s for {turns.num_windows} windows; "
             f"on devices of their own, {busy} busy"
         )
     return {
         "stream": {
-            "engine_s": round(turns.engine_s, 3),
+            "engine_s": round(stream.busy_s, 3),
             "trainer_s": round(turns.trainer_s, 3),
+            "waited_s": round(turns.waited_s, 3),
             "num_windows": turns.num_windows,
             "num_tokens": turns.num_tokens,
             "num_captured": stream.num_captured,
@@ -201,10 +254,12 @@ def facts_of_stream(context: RunContext, stream: Stream) -> dict[str, Any]:
 def _check_room(config: RunConfig, spec: TargetSpec, samples: Sequence[TokenizedSample]) -> None:
     lengths = [len(s) for s in samples]
     tokens = max(min(config.train.batch_tokens, sum(lengths)), max(lengths, default=0))
-    needed = tokens * spec.bytes_per_token
+    fleet = config.extract.fleet
+    windows = fleet.replicas + 2 if fleet else 1
+    needed = tokens * spec.bytes_per_token * windows
     if needed > config.train.stream_bytes:
         raise UserError(
-            f"a batch of {tokens:,} tokens has up to {needed:,} bytes of states, "
+            f"{windows} windows of one batch of {tokens:,} tokens have up to {needed:,} bytes of states, "
             f"more than train.stream_bytes={config.train.stream_bytes:,}",
             hint=f"set train.stream_bytes={needed} or more, or lower train.batch_tokens",
         )

@@ -14,9 +14,9 @@ Group = Sequence[int]  # the samples of one batch, by index
 
 @dataclass
 class Turns:
-    """How long engine and trainer worked, each while the other one waited. Units: seconds."""
+    """How long the trainer waited for windows and worked on them. Units: seconds."""
 
-    engine_s: float = 0.0
+    waited_s: float = 0.0
     trainer_s: float = 0.0
     num_windows: int = 0
     num_tokens: int = 0
@@ -71,7 +71,7 @@ class StreamedStates:
             began = time.monotonic()
             self._hold(groups[start:end], number)
             handed_over = time.monotonic()
-            self.turns.engine_s += handed_over - began
+            self.turns.waited_s += handed_over - began
             try:
                 yield groups[max(start, first) : min(end, last)]
             finally:
