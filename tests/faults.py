@@ -80,6 +80,8 @@ def in_child(command: Callable[[], int]) -> int:
     if not child:
         code = 70
         try:
+            # A shell may have started the tests in the background, where it has interrupts ignored.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)

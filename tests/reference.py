@@ -27,6 +27,40 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tens
     )
 
 
+def rotate_pairs(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Rotate x [N, heads, width] as DeepSeek does: neighbours are the parts of one complex number."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None].to(x.dtype) * theta ** (-torch.arange(half, dtype=x.dtype) / half)
+    numbers = torch.view_as_complex(x.unflatten(-1, (half, 2)).contiguous())
+    return torch.view_as_real(numbers * torch.polar(torch.ones_like(angles), angles)[:, None]).flatten(-2)
+
+
+def latent_heads(
+    layer: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    num_heads: int,
+    eps: float,
+    theta: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return rotated queries, rotated keys and values [N, heads, ...] of latent attention, head by head."""
+    own = {k.removeprefix("self_attn.").removesuffix(".weight"): w for k, w in layer.items()}
+    rank = own["kv_b_proj"].shape[1]
+    turned = own["kv_a_proj_with_mqa"].shape[0] - rank
+    value = own["o_proj"].shape[1] // num_heads
+    queries = rms_norm(x @ own["q_a_proj"].T, own["q_a_layernorm"], eps) @ own["q_b_proj"].T
+    compressed = x @ own["kv_a_proj_with_mqa"].T
+    position_key = rotate_pairs(compressed[:, None, rank:], positions, theta)[:, 0]
+    expanded = rms_norm(compressed[:, :rank], own["kv_a_layernorm"], eps) @ own["kv_b_proj"].T
+    q, k, v = [], [], []
+    for of_head, of_query in zip(expanded.chunk(num_heads, 1), queries.chunk(num_heads, 1), strict=True):
+        k.append(torch.cat([of_head[:, :-value], position_key], 1))
+        v.append(of_head[:, -value:])
+        last = rotate_pairs(of_query[:, None, -turned:], positions, theta)[:, 0]
+        q.append(torch.cat([of_query[:, :-turned], last], 1))
+    return torch.stack(q, 1), torch.stack(k, 1), torch.stack(v, 1)
+
+
 def layout(samples: Sequence[TokenizedSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return tokens, document ids and positions [N]."""
     tokens = torch.cat([torch.from_numpy(s.input_ids).long() for s in samples])
@@ -60,6 +94,7 @@ def reference_logits(
     eps: float,
     theta: float,
     norm_output: bool = False,
+    norm_before_residual: bool = False,
 ) -> list[torch.Tensor]:
     """Return the draft's logits [N, W] at each step; rows without a token to read hold nonsense.
 
@@ -68,7 +103,6 @@ def reference_logits(
     """
     tokens, documents, positions = layout(samples)
     num_layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
-    head_dim = weights["layers.0.self_attn.q_proj.weight"].shape[0] // num_heads
     num_rows, groups = len(tokens), num_heads // num_kv_heads
     causal = (documents[:, None] == documents[None]) & torch.ones(num_rows, num_rows).tril().bool()
     own = torch.eye(num_rows, dtype=torch.bool)
@@ -87,19 +121,26 @@ def reference_logits(
             layer = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
             if number == 0:
                 normed = rms_norm(embedded, layer["input_layernorm.weight"], eps)
-                mixed = torch.cat([normed, rms_norm(hidden, layer["hidden_norm.weight"], eps)], dim=-1)
+                normed_hidden = rms_norm(hidden, layer["hidden_norm.weight"], eps)
+                mixed = torch.cat([normed, normed_hidden], dim=-1)
+                hidden = normed_hidden if norm_before_residual else hidden
             else:
                 mixed = rms_norm(hidden, layer["input_layernorm.weight"], eps)
-            q, k, v = (
-                (mixed @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, head_dim))
-                for name in "qkv"
-            )
-            keys_of[number].append(rotate(k, positions + step, theta))
+            if "self_attn.kv_b_proj.weight" in layer:
+                q, k, v = latent_heads(layer, mixed, positions + step, num_heads, eps, theta)
+            else:
+                head_dim = layer["self_attn.q_proj.weight"].shape[0] // num_heads
+                q, k, v = (
+                    (mixed @ layer[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (-1, head_dim))
+                    for name in "qkv"
+                )
+                q, k = rotate(q, positions + step, theta), rotate(k, positions + step, theta)
+            keys_of[number].append(k)
             values_of[number].append(v)
             keys = torch.cat(keys_of[number]).repeat_interleave(groups, 1)  # ((step + 1) N, heads, head_dim)
             values = torch.cat(values_of[number]).repeat_interleave(groups, 1)
             seen = torch.cat([causal, *[own] * step], dim=1)
-            scores = torch.einsum("qhd,khd->hqk", rotate(q, positions + step, theta), keys) / head_dim**0.5
+            scores = torch.einsum("qhd,khd->hqk", q, keys) / q.shape[-1] ** 0.5
             attention = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
             attended = torch.einsum("hqk,khd->qhd", attention, values).flatten(1)
             hidden = hidden + attended @ layer["self_attn.o_proj.weight"].T

@@ -1,10 +1,11 @@
 """Tiny random targets, written as the model folders that a user would name."""
 
+import dataclasses
 import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -187,6 +188,8 @@ def make_trainer(
     norm_output: bool = False,
     hidden_size: int | None = None,
     num_layers: int = 1,
+    attention: Literal["gqa", "mla"] = "gqa",
+    norm_before_residual: bool = False,
     **settings: Any,
 ) -> Trainer:
     """Return a trainer of a draft that starts from ``target``, as the train stage makes it."""
@@ -203,8 +206,9 @@ def make_trainer(
         norm_output=norm_output,
         hidden_size=hidden_size,
         num_layers=num_layers,
+        attention=attention,
     )
-    draft = Eagle3Draft(shape)
+    draft = Eagle3Draft(dataclasses.replace(shape, norm_before_residual=norm_before_residual))
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
     defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}
     return Trainer(

@@ -1,5 +1,6 @@
 """Small random training cases: a draft, a teacher, packed documents with random masks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
+from eyas.draft.shape import latent_head_dim
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TokenizedSample
 
@@ -67,6 +69,8 @@ def make_case(
     fc_norm: bool = False,
     norm_output: bool = False,
     num_layers: int = 1,
+    latent: Mapping[str, int] | None = None,
+    norm_before_residual: bool = False,
 ) -> Case:
     generator = np.random.default_rng(seed)
     torch_generator = torch.Generator().manual_seed(seed)
@@ -82,14 +86,16 @@ def make_case(
         target_vocab_size=target_vocab,
         intermediate_size=mlp,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        num_key_value_heads=heads if latent else kv_heads,
+        head_dim=latent_head_dim(latent) if latent else head_dim,
         rms_norm_eps=EPS,
         max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
         fc_norm=fc_norm,
         norm_output=norm_output,
         num_layers=num_layers,
+        latent_attention=latent,
+        norm_before_residual=norm_before_residual,
     )
     draft = Eagle3Draft(config)
     with torch.no_grad():

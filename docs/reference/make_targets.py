@@ -57,8 +57,16 @@ such a kernel for processors with AMX tiles only, so they have not been run thro
 Width, MLP, heads, rotary base and scaling (linear, llama3, YaRN), and the largest position. A target that attends over latents,
 or a draft of another width (`draft.hidden_size`), gets heads of 128 (or 64, 32) instead. YaRN's `mscale` is dropped, and
 `longrope`, `dynamic`, partial and multimodal rotation become plain: engines differ there, and the draft learns with what
-serves it. A draft of another width carries an embedding of its own, which vLLM loads and SGLang does not. Drafts are
-Llama-like; the MLA draft (`Eagle3DeepseekV2ForCausalLM`) is not made yet.
+serves it. A draft of another width carries an embedding of its own, which vLLM loads and SGLang does not.
+
+`draft.attention: mla` gives the draft the latent attention of a DeepSeek-like target (DeepSeek-V2/V3, Kimi-K2/K2.5) instead: its
+ranks, head widths and YaRN with both values of `mscale`, and a start from the last layer's weights. It trains on the plain path,
+slower than the kernels for grouped heads, and is exported as vLLM's and SGLang's `Eagle3DeepseekV2ForCausalLM`. Its `model_type`
+is `deepseek_v2`: vLLM 0.32 takes a draft of type `deepseek_v3` for the target's own MTP layer and refuses it. vLLM 0.32's CPU
+build decoded with such a draft as eyas does, same text and same accepted tokens, with the real latent kernels, which take a
+latent of 512 and 64 only; `VLLM_MLA_DISABLE=1` is no way round, for the draft's class ignores it ("No common block size"). Not
+possible: a target without `q_lora_rank` (DeepSeek-V2-Lite; vLLM's loader of drafts needs one), the speculators format (vLLM maps
+Llama and Qwen3 only), several such layers in SGLang. On SGLang it is by contract: it cannot run here.
 
 ## A further architecture
 

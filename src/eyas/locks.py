@@ -20,10 +20,16 @@ def hold(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file ``path``, which guards ``what``; it is removed at the end.
 
     A holder that died, however it died, has let go: its file is taken over.
-    Raises: UserError with the holder's host and process.
+    Raises: UserError with the holder's host and process, or when nothing can be written there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = _locked(path, what)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _locked(path, what)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {what}: {error.strerror}",
+            hint="set run_dir (--output-dir) to a folder on a disk that can be written",
+        ) from None
     try:
         file.truncate(0)
         file.write(owner())

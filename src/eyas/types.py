@@ -116,6 +116,8 @@ class TokenizedSample:
         return len(self.input_ids)
 
 
+# The shape of attention over latents (MLA), as in config.json.
+LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 NormKind = Literal["rms", "rms_one_plus", "layer"]
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from eyas.files import read_json, seal, unseal, write_json
 from eyas.store.shards import ShardStore
-from pipeline import Screen, change_json, eyas, write_jsonl
+from pipeline import Screen, eyas, write_jsonl
 from tiny import make_target
 
 ROWS = [{"id": f"r{i}", "input_ids": list(range(5, 12 + i))} for i in range(12)]
@@ -112,7 +113,8 @@ def test_samples_longer_than_the_limit(tiny_target: Path, data: Path, tmp_path: 
 def test_samples_of_another_tokenizer(tiny_target: Path, data: Path, tmp_path: Path) -> None:
     extract(tiny_target, data, tmp_path / "one", "--engine", "vllm", "--tp-size", "3")
     folder = tmp_path / "one" / "prepared"
-    change_json(folder / "manifest.json", tokenizer_fingerprint="other")
+    manifest = unseal(read_json(folder / "manifest.json"))
+    write_json(folder / "manifest.json", seal(manifest | {"tokenizer_fingerprint": "other"}))
     refused(
         extract(tiny_target, folder, tmp_path / "two"),
         f"{tmp_path / 'two' / 'prepared'} was made with another tokenizer than the target's",
@@ -125,7 +127,7 @@ def test_an_output_that_cannot_be_written(tiny_target: Path, data: Path, tmp_pat
     blocked.touch()  # permissions do not stop root, a file in the way does
     refused(
         extract(tiny_target, data, blocked / "run"),
-        f"cannot write to {blocked / 'run' / 'prepared'}: Not a directory",
+        f"cannot write to {blocked / 'run'}: Not a directory",
         "set run_dir (--output-dir) to a folder on a disk that can be written",
     )
 

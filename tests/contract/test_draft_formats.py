@@ -1,5 +1,6 @@
 """A draft read from any published format computes the same logits; what is not computed is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,6 @@ def test_another_embedding_than_the_targets_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"norm_before_residual": True}, "norm_before_residual"),
         ({"norm_before_fc": True}, "norm_before_fc"),
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "is quantised"),
@@ -124,9 +124,84 @@ def test_what_eyas_does_not_compute_is_refused_by_name(
 
 def test_in_the_speculators_format_a_missing_norm_before_residual_means_that_it_does(tmp_path: Path) -> None:
     folder = export(tmp_path / "draft", "speculators", make_draft(SPEC))
+    assert not read_draft(folder).shape.norm_before_residual
     rewrite(folder, norm_before_residual=None)
-    with pytest.raises(UserError, match="norm_before_residual"):
-        read_draft(folder)
+    assert read_draft(folder).shape.norm_before_residual
+
+
+@pytest.mark.parametrize("format", sorted(registry.EXPORTERS))
+def test_a_draft_that_adds_to_the_normed_state_goes_out_and_comes_in(tmp_path: Path, format: str) -> None:
+    plain = make_draft(SPEC)
+    draft = Eagle3Draft(dataclasses.replace(plain.config, norm_before_residual=True))
+    draft.load_state_dict(plain.state_dict())
+    assert not torch.equal(logits(draft), logits(plain))
+    again, _, _ = load_export(export(tmp_path / "draft", format, draft), draft.embed_tokens.weight)
+    assert torch.equal(logits(again), logits(draft))
+    assert "norm_before_residual" in (vllm.sglang_trouble(again.config) or "")
+    assert vllm.sglang_trouble(plain.config) is None
+
+
+LATENT = {
+    "q_lora_rank": 12,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+}
+DEEPSEEK = make_spec(
+    aux_layer_ids=(2, 4, 7, 8),
+    num_key_value_heads=4,
+    head_dim=10,
+    latent_attention=LATENT,
+    rope_parameters={
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.8,
+        "mscale_all_dim": 1.0,
+        "truncate": True,
+    },
+)
+
+
+def latent_draft(num_layers: int = 1) -> Eagle3Draft:
+    draft = Eagle3Draft(draft_config_for(DEEPSEEK, len(IDS), num_layers=num_layers, attention="mla"))
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    return draft
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_draft_with_latent_attention_comes_back_from_its_folder(tmp_path: Path, num_layers: int) -> None:
+    draft = latent_draft(num_layers)
+    folder = export(tmp_path / "draft", "vllm", draft)
+    again, _, config = load_export(folder, draft.embed_tokens.weight)
+    assert torch.equal(logits(again), logits(draft))
+    assert again.config == draft.config
+    assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
+    assert (vllm.sglang_trouble(draft.config) is None) == (num_layers == 1)
+    # As published ones are: another type, the rotation under its old keys.
+    rewrite(folder, model_type="kimi_k2", rope_parameters=None)
+    again, _, _ = load_export(folder, draft.embed_tokens.weight)
+    assert torch.equal(logits(again), logits(draft))
+
+
+def test_latent_attention_has_no_speculators_form(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no speculators form") as refused:
+        export(tmp_path / "draft", "speculators", latent_draft())
+    assert refused.value.hint == "set export.format=vllm"
+
+
+def test_latent_attention_is_copied_from_a_target_that_has_it_or_refused() -> None:
+    with pytest.raises(UserError, match=r"draft\.attention=mla needs a target with latent attention"):
+        draft_config_for(SPEC, 10, attention="mla")
+    with pytest.raises(UserError, match=r"draft\.num_key_value_heads=2 means nothing"):
+        draft_config_for(DEEPSEEK, 10, num_key_value_heads=2, attention="mla")
+    lite = dataclasses.replace(DEEPSEEK, latent_attention=LATENT | {"q_lora_rank": None})  # DeepSeek-V2-Lite
+    with pytest.raises(UserError, match="has no q_lora_rank, and vLLM serves no draft without it"):
+        draft_config_for(lite, 10, attention="mla")
 
 
 def test_a_part_of_the_vocabulary_without_d2t_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,11 @@
 
 import pytest
 import torch
+from transformers import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3Attention,
+    DeepseekV3RotaryEmbedding,
+)
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from eyas.draft.base import draft_config_for
@@ -77,6 +82,56 @@ def test_a_draft_that_ignores_the_token_is_a_llama_layer(rope: str) -> None:
         )
         found = one_step(draft, tokens, hidden)
     torch.testing.assert_close(found, expected[0] if expected.ndim == 3 else expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mscale", [None, 0.8, 1.0])
+def test_latent_attention_is_that_of_deepseek_v3(mscale: float | None) -> None:
+    rope = {**ROPES["yarn"], "factor": 40.0}
+    if mscale is not None:
+        rope |= {"mscale": mscale, "mscale_all_dim": 1.0}
+    latent = {
+        "q_lora_rank": 12,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 7,
+    }
+    spec = make_spec(num_key_value_heads=4, latent_attention=latent, rope_parameters=rope)
+    draft = Eagle3Draft(draft_config_for(spec, 20, attention="mla"))
+    width = draft.config.hidden_size
+    config = DeepseekV3Config(
+        hidden_size=width,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        rms_norm_eps=draft.config.rms_norm_eps,
+        max_position_embeddings=512,
+        rope_parameters=rope,
+        **latent,
+    )
+    config._attn_implementation = "eager"
+    theirs = DeepseekV3Attention(config, layer_idx=0)
+    own = draft.layer(0).self_attn
+    num = 40
+    hidden, positions = torch.randn(num, width), torch.arange(0, 3 * num, 3)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1 if parameter.ndim == 1 else 0))
+        weights = {
+            # What reads two vectors reads the second one here.
+            name: p[:, width:] if p.ndim == 2 and p.shape[1] == 2 * width else p
+            for name, p in own.named_parameters()
+        }
+        theirs.load_state_dict(weights)
+        causal = torch.full((num, num), float("-inf")).triu(1)[None, None]
+        rotation = DeepseekV3RotaryEmbedding(config)(hidden[None], positions[None])
+        expected, _ = theirs(hidden[None], rotation, causal)
+        mixed = torch.cat([torch.zeros_like(hidden), hidden], -1)
+        places, whole = torch.arange(num), [(slice(0, num), slice(0, num))]
+        keys_values = draft.keys_values(mixed, positions)
+        attended = attend(draft.queries(mixed, positions), places, keys_values, [], whole)
+        found = own.o_proj(attended.flatten(1))
+    # The norms in the middle have an epsilon of their own there.
+    torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
 
 
 def test_the_token_a_row_reads_matters() -> None:

@@ -44,6 +44,7 @@ def reference_gradients(
         EPS,
         THETA,
         config.norm_output,
+        config.norm_before_residual,
     )
     teacher = dataclasses.replace(
         case.teacher, norm_weight=case.teacher.norm_weight.double(), head=case.teacher.head.double()
@@ -91,6 +92,34 @@ def test_a_draft_of_several_layers_equals_the_plain_reference(num_layers: int, n
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     assert f"layers.{num_layers - 1}.self_attn.q_proj.weight" in gradients
     assert "layers.1.hidden_norm.weight" not in gradients
+    for name in case.draft.trainable():
+        assert relative(gradients[name], expected[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_draft_that_adds_to_the_normed_state_equals_the_plain_reference(num_layers: int) -> None:
+    case = make_case(6, (19, 2, 25), share=0.4, norm_before_residual=True, num_layers=num_layers)
+    expected_loss, expected = reference_gradients(case, 4)
+    loss, gradients = trainer_gradients(case, 4)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for name in case.draft.trainable():
+        assert relative(gradients[name], expected[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_draft_with_latent_attention_equals_the_plain_reference(num_layers: int) -> None:
+    latent = {
+        "q_lora_rank": 12,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 7,
+    }
+    case = make_case(5, (19, 2, 25), share=0.4, latent=latent, num_layers=num_layers)
+    expected_loss, expected = reference_gradients(case, 5)
+    loss, gradients = trainer_gradients(case, 5)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert "layers.0.self_attn.q_a_layernorm.weight" in gradients
     for name in case.draft.trainable():
         assert relative(gradients[name], expected[name]) < 1e-5, name
 

@@ -147,6 +147,10 @@ class DraftSettings(Section):
         description="width of the draft; another than the target's makes it carry an embedding of its own",
     )
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
+    attention: Literal["gqa", "mla"] = Field(
+        "gqa",
+        description="gqa: grouped heads; mla: the target's latent attention, trained on the plain path",
+    )
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
     fc_norm: bool = Field(False, description="EAGLE-3.1: norm each aux layer before they are fused")

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from eyas.draft.shape import draft_heads, draft_rope
+from eyas.draft.shape import draft_heads, draft_rope, latent_head_dim, latent_rope, latent_shape
 from eyas.errors import UserError
 from eyas.types import TargetSpec
 
@@ -30,6 +30,10 @@ class DraftConfig:
     # EAGLE-3.1: a norm for each aux layer before they are fused; steps read the normed output of the last.
     fc_norm: bool = False
     norm_output: bool = False
+    # The lowest layer adds to the normed hidden state, as published speculators drafts do; never a default.
+    norm_before_residual: bool = False
+    # Ranks and widths of attention over latents (MLA), named as in TargetSpec; None: grouped heads.
+    latent_attention: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -43,6 +47,15 @@ class DraftConfig:
     def has_own_embedding(self) -> bool:
         """Whether the target's embedding is too wide or narrow to be shared."""
         return self.hidden_size != self.target_hidden_size
+
+    @property
+    def rotated_dim(self) -> int:
+        """How much of a head turns with its position."""
+        return self.head_dim if self.latent_attention is None else self.latent_attention["qk_rope_head_dim"]
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.latent_attention is None else self.latent_attention["v_head_dim"]
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "rope_parameters": dict(self.rope_parameters)}
@@ -62,13 +75,20 @@ def draft_config_for(
     norm_output: bool = False,
     hidden_size: int | None = None,
     num_layers: int = 1,
+    attention: Literal["gqa", "mla"] = "gqa",
 ) -> DraftConfig:
     """Copy the target's shape where nothing else is asked for and it suits a draft.
 
-    Raises: UserError when heads do not divide.
+    Raises: UserError when heads do not divide, or the target has no latent attention to copy.
     """
     width = hidden_size or spec.hidden_size
-    heads, kv_heads, head_dim = draft_heads(spec, width, num_attention_heads, num_key_value_heads)
+    if attention == "mla":
+        latent = latent_shape(spec, num_key_value_heads)
+        heads = kv_heads = num_attention_heads or spec.num_attention_heads
+        head_dim, rope = latent_head_dim(latent), latent_rope(spec.rope_parameters)
+    else:
+        latent, rope = None, draft_rope(spec.rope_parameters)
+        heads, kv_heads, head_dim = draft_heads(spec, width, num_attention_heads, num_key_value_heads)
     mlp_width = intermediate_size or spec.intermediate_size * width // spec.hidden_size
     return DraftConfig(
         hidden_size=width,
@@ -82,8 +102,9 @@ def draft_config_for(
         head_dim=head_dim,
         rms_norm_eps=spec.norm_eps,
         max_position_embeddings=spec.max_position_embeddings,
-        rope_parameters=draft_rope(spec.rope_parameters),
+        rope_parameters=rope,
         fc_norm=fc_norm,
         norm_output=norm_output,
         num_layers=num_layers,
+        latent_attention=latent,
     )

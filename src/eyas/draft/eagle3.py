@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from eyas.draft.base import DraftConfig
+from eyas.draft.latent import LatentAttention
 from eyas.draft.layers import MLP, Attention, RMSNorm, Rotary
 
 
@@ -23,13 +24,15 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(width, eps)
         if is_lowest:
             self.hidden_norm = RMSNorm(width, eps)
-        self.self_attn = Attention(config, 2 * width if is_lowest else width)
+        attention = Attention if config.latent_attention is None else LatentAttention
+        self.self_attn = attention(config, 2 * width if is_lowest else width)
         self.post_attention_layernorm = RMSNorm(width, eps)
         self.mlp = MLP(config)
 
 
 class Eagle3Draft(nn.Module):
-    """Source: EAGLE-3, arXiv 2503.01840; the layout of vLLM's ``LlamaForCausalLMEagle3``, EAGLE-3.1 included.
+    """Source: EAGLE-3, arXiv 2503.01840; the layout of vLLM's ``LlamaForCausalLMEagle3``, EAGLE-3.1 included,
+    or with latent attention that of its ``Eagle3DeepseekV2ForCausalLM``.
 
     ``embed_tokens`` is the target's and frozen; everything else is trained. A draft of another width has
     an embedding of its own, which starts as the target's best projection and is trained too.
@@ -76,22 +79,21 @@ class Eagle3Draft(nn.Module):
     def keys_values(
         self, mixed: torch.Tensor, positions: torch.Tensor, layer: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rotated keys and values [R, kv heads, head_dim] of a layer's input."""
-        attention = self.layer(layer).self_attn
-        keys = self.rotary(attention.heads(attention.k_proj(mixed)), positions)
-        return keys, attention.heads(attention.v_proj(mixed))
+        """Return a layer's rotated keys [R, kv heads, head_dim] and its values [R, kv heads, value_dim]."""
+        return self.layer(layer).self_attn.keys_values(mixed, self.rotary, positions)
 
     def queries(self, mixed: torch.Tensor, positions: torch.Tensor, layer: int = 0) -> torch.Tensor:
         """Return rotated queries [R, heads, head_dim] of a layer's input."""
-        attention = self.layer(layer).self_attn
-        return self.rotary(attention.heads(attention.q_proj(mixed)), positions)
+        return self.layer(layer).self_attn.queries(mixed, self.rotary, positions)
 
     def finish(self, attended: torch.Tensor, hidden: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        """Add attention's output [R, heads, head_dim] and the MLP to the residual ``hidden`` [R, D].
+        """Add attention's output [R, heads, value_dim] and the MLP to the residual ``hidden`` [R, D].
 
         What comes back of the last layer is what ``logits`` reads, and ``carry`` hands to the next step.
         """
         this = self.layer(layer)
+        if layer == 0 and self.config.norm_before_residual:
+            hidden = this.hidden_norm(hidden)
         hidden = hidden + this.self_attn.o_proj(attended.flatten(1))
         out: torch.Tensor = hidden + this.mlp(this.post_attention_layernorm(hidden))
         return out

@@ -27,8 +27,8 @@ class Rotary(nn.Module):
         self.embedding = LlamaRotaryEmbedding(llama_config(config))
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate x [R, heads, head_dim] to ``positions`` [R]."""
-        cos, sin = self.embedding(x, positions[None])  # (1, R, head_dim)
+        """Rotate x [R, heads, rotated_dim] to ``positions`` [R]."""
+        cos, sin = self.embedding(x, positions[None])  # (1, R, rotated_dim)
         cos, sin = cos[0, :, None], sin[0, :, None]
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat([-second, first], dim=-1) * sin
@@ -45,6 +45,16 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(input_width, config.num_key_value_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(input_width, config.num_key_value_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * head_dim, width, bias=False)
+
+    def queries(self, x: torch.Tensor, rotary: Rotary, positions: torch.Tensor) -> torch.Tensor:
+        """Return rotated queries [R, heads, head_dim]."""
+        return rotary(self.heads(self.q_proj(x)), positions)
+
+    def keys_values(
+        self, x: torch.Tensor, rotary: Rotary, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rotated keys and values [R, kv heads, head_dim]."""
+        return rotary(self.heads(self.k_proj(x)), positions), self.heads(self.v_proj(x))
 
     def heads(self, x: torch.Tensor) -> torch.Tensor:
         """Split [R, heads * head_dim] into [R, heads, head_dim]."""
@@ -73,7 +83,7 @@ def llama_config(config: DraftConfig) -> LlamaConfig:
         num_hidden_layers=1,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
+        head_dim=config.rotated_dim,
         rms_norm_eps=config.rms_norm_eps,
         vocab_size=config.target_vocab_size,
         max_position_embeddings=config.max_position_embeddings,

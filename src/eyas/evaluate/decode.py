@@ -91,8 +91,10 @@ class DraftChain:
     def __init__(self, draft: Eagle3Draft, target_ids: torch.Tensor) -> None:
         self.draft = draft
         self.target_ids = target_ids
-        empty = draft.fc.weight.new_empty(0, draft.config.num_key_value_heads, draft.config.head_dim)
-        self.cache = [(empty, empty) for _ in draft.layers]
+        config, like = draft.config, draft.fc.weight
+        keys = like.new_empty(0, config.num_key_value_heads, config.head_dim)
+        values = like.new_empty(0, config.num_key_value_heads, config.value_dim)
+        self.cache = [(keys, values) for _ in draft.layers]
 
     def propose(self, aux: torch.Tensor, following: Sequence[int], num_draft_tokens: int) -> list[int]:
         """Take verified rows (aux [R, A, D], the token after each) and draft from the last of them."""

@@ -14,14 +14,15 @@ from safetensors import SafetensorError, safe_open
 
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
+from eyas.draft.shape import latent_head_dim, latent_rope, whole_latent
 from eyas.errors import ContractError, UserError
 from eyas.files import read_json
 from eyas.layer_ids import from_output_of
+from eyas.types import LATENT_KEYS
 
 # What engines take when a configuration says nothing.
 _MISSING = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 _REFUSED = {
-    "norm_before_residual": "adds the normed state to attention's output",
     "norm_before_fc": "norms all aux layers as one",
     "attention_bias": "has biases in its attention",
     "mlp_bias": "has biases in its MLP",
@@ -99,9 +100,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     inside = config.get("transformer_layer_config") or {}
     for key, what in _REFUSED.items():
-        # In the speculators format a missing norm_before_residual means that it does.
-        implied = key == "norm_before_residual" and bool(inside)
-        if config.get(key, inside.get(key, implied)):
+        if config.get(key, inside.get(key)):
             raise UserError(
                 f"the draft in {folder} {what} ({key}), which eyas does not compute",
                 hint="train one from the target instead: leave draft.init_from out",
@@ -156,6 +155,7 @@ def _shape(
     if "type" in rope:
         rope["rope_type"] = rope.pop("type")
     rope = {"rope_type": "default", "rope_theta": float(inside.get("rope_theta", 10000.0)), **rope}
+    latent = _latent_attention(inside)
     return DraftConfig(
         hidden_size=width,
         target_hidden_size=target_width,
@@ -165,14 +165,24 @@ def _shape(
         intermediate_size=inside["intermediate_size"],
         num_attention_heads=heads,
         num_key_value_heads=inside.get("num_key_value_heads") or heads,
-        head_dim=inside.get("head_dim") or width // heads,
+        head_dim=latent_head_dim(latent) if latent else inside.get("head_dim") or width // heads,
         rms_norm_eps=inside.get("rms_norm_eps", _MISSING["rms_norm_eps"]),
         max_position_embeddings=inside.get("max_position_embeddings", _MISSING["max_position_embeddings"]),
-        rope_parameters=rope,
+        rope_parameters=latent_rope(rope) if latent else rope,
         fc_norm=bool(config.get("fc_norm", inside.get("fc_norm", False))),
         norm_output=bool(config.get("norm_output", inside.get("norm_output", False))),
+        # In the speculators format a missing value means true.
+        norm_before_residual=bool(config.get("norm_before_residual", inside is not config)),
         num_layers=inside.get("num_hidden_layers", 1),
+        latent_attention=latent,
     )
+
+
+def _latent_attention(inside: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return ranks and head widths of a draft with latent attention; a Llama-like one has none."""
+    if not inside.get("kv_lora_rank"):
+        return None
+    return whole_latent({key: inside.get(key) for key in LATENT_KEYS}, "this draft")
 
 
 def _aux_layer_ids(config: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -7,7 +7,9 @@ of published checkpoints and vLLM's ``transformers_utils/configs/speculators``.
 from pathlib import Path
 from typing import Any
 
+from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
+from eyas.errors import UserError
 from eyas.export.vllm import VllmExporter, engine_config
 from eyas.files import sha256_of_file, write_json
 from eyas.types import TargetSpec, VocabMap
@@ -29,9 +31,19 @@ class SpeculatorsExporter(VllmExporter):
     """Writes and verifies as the native exporter does, but for config.json."""
 
     def write_config(self, folder: Path, draft: Eagle3Draft, spec: TargetSpec, vocab: VocabMap) -> None:
+        check_servable(draft.config)
         native = engine_config(draft.config, spec, vocab)
         native["eyas"]["weights_sha256"] = sha256_of_file(folder / "model.safetensors")
         write_json(folder / "config.json", speculators_config(native))
+
+
+def check_servable(config: DraftConfig) -> None:
+    """Raises: UserError for latent attention: in this format vLLM reads Llama and Qwen3 layers only."""
+    if config.latent_attention is not None:
+        raise UserError(
+            "a draft with latent attention has no speculators form that vLLM loads",
+            hint="set export.format=vllm",
+        )
 
 
 def speculators_config(native: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +71,7 @@ def speculators_config(native: dict[str, Any]) -> dict[str, Any]:
         "target_hidden_size": native["target_hidden_size"],
         "eagle_aux_hidden_state_layer_ids": native["eagle_aux_hidden_state_layer_ids"],
         # In this format a missing value means true.
-        "norm_before_residual": False,
+        "norm_before_residual": native["norm_before_residual"],
         "norm_before_fc": False,
         "fc_norm": native["fc_norm"],
         "norm_output": native["norm_output"],

@@ -1,6 +1,7 @@
 """The folder that vLLM and SGLang load: config.json and model.safetensors, verified by reloading.
 
 Source: vLLM's ``llama_eagle3.py`` and its EAGLE configuration; SGLang's ``llama_eagle3.py``.
+Latent attention: vLLM's ``deepseek_eagle3.py``.
 """
 
 import re
@@ -131,20 +132,45 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     return draft.logits(draft.carry(hidden))
 
 
+def sglang_trouble(config: DraftConfig) -> str | None:
+    """Say why SGLang would not compute this draft as it was trained, or None."""
+    if config.norm_before_residual:
+        return "SGLang adds to the hidden state, this draft to the normed one (norm_before_residual)"
+    if config.has_own_embedding:
+        return "SGLang takes the target's embedding, this draft has its own"
+    if config.latent_attention is not None and config.num_layers > 1:
+        return "SGLang takes one layer of latent attention"
+    return None
+
+
+def _layer_kind(config: DraftConfig) -> dict[str, Any]:
+    """Return the keys by which engines know the layer's class and its attention."""
+    if config.latent_attention is None:
+        return {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "head_dim": config.head_dim,
+        }
+    return {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        # Not deepseek_v3: vLLM 0.32 takes any draft of that type for the target's own MTP layer.
+        "model_type": "deepseek_v2",
+        **config.latent_attention,
+    }
+
+
 def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
     ids = list(spec.aux_layer_ids)
     rope = dict(config.rope_parameters)
     scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
+        **_layer_kind(config),
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_position_embeddings,
         # Newer engines read rope_parameters, older ones the two keys it replaced.
@@ -156,7 +182,7 @@ def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dic
         "vocab_size": config.target_vocab_size,
         "draft_vocab_size": len(vocab),
         "tie_word_embeddings": False,
-        "norm_before_residual": False,
+        "norm_before_residual": config.norm_before_residual,
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
         "torch_dtype": spec.dtype,

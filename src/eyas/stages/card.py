@@ -42,11 +42,9 @@ target's own and come faster. It is of no use alone. Made by eyas {eyas.__versio
     vllm serve {named} \\
       --speculative-config '{speculative}'
 
-    python -m sglang.launch_server --model-path {named} --speculative-algorithm EAGLE3 \\
-      --speculative-draft-model-path THIS_FOLDER --speculative-num-steps {tokens} \\
-      --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens + 1}
+{_sglang(context, named)}
 
-It reads the target's hidden states after layers {layers}; both engines take them from config.json.
+It reads the target's hidden states after layers {layers}; engines take them from config.json.
 
 ## Measured
 
@@ -60,6 +58,18 @@ It reads the target's hidden states after layers {layers}; both engines take the
     with atomic_file(path) as beside:
         beside.write_text(text, encoding="utf-8")
     return path
+
+
+def _sglang(context: RunContext, named: str) -> str:
+    trouble = facts_of(context, "export").get("sglang_trouble")
+    if trouble:
+        return f"In vLLM only: {trouble}."
+    tokens = context.config.evaluate.num_draft_tokens
+    return (
+        f"    python -m sglang.launch_server --model-path {named} --speculative-algorithm EAGLE3 \\\n"
+        f"      --speculative-draft-model-path THIS_FOLDER --speculative-num-steps {tokens} \\\n"
+        f"      --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens + 1}"
+    )
 
 
 def _measured(context: RunContext) -> str:

@@ -6,6 +6,7 @@ import torch
 
 from eyas import registry
 from eyas.draft.eagle3 import Eagle3Draft
+from eyas.export.vllm import sglang_trouble
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
 from eyas.stages.context import RunContext, begin, finish, next_command
@@ -43,7 +44,10 @@ def export(context: RunContext) -> None:
         (beside / "stage.json").write_bytes((folder / "stage.json").read_bytes())
         exporter.write(beside, draft, context.spec, checkpoint.vocab, context.config.export.include_embedding)
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
-    finish(context, "export", _digests(folder))
+    trouble = sglang_trouble(draft.config)
+    finish(context, "export", _digests(folder), sglang_trouble=trouble)
+    if trouble:
+        say(f"export: for vLLM only: {trouble}")
     say(f"export: verified; serve it with: eyas serve {folder} -k {context.config.evaluate.num_draft_tokens}")
     next_command(context, "export")
 

@@ -11,6 +11,7 @@ from torch.distributed import is_torchelastic_launched
 from eyas import registry
 from eyas.config.schema import EvaluateSettings
 from eyas.errors import EyasError, UserError
+from eyas.export.speculators import check_servable
 from eyas.files import remove_litter
 from eyas.layer_ids import to_sglang
 from eyas.locks import hold
@@ -150,8 +151,10 @@ def check_settings(context: RunContext) -> None:
         registry.check(registry.TRACKERS, name, "tracker")
     _check_evaluation(config.evaluate)
     to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
-    read_start(context)
-    draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
+    stored = read_start(context)
+    shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
+    if config.export.format == "speculators":
+        check_servable(stored.shape if stored else shape)
 
 
 def _check_evaluation(settings: EvaluateSettings) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from eyas.config.schema import TargetSettings
 from eyas.errors import UserError
 from eyas.export.read import StoredDraft, read_draft
+from eyas.export.vllm import sglang_trouble
 from eyas.files import sha256_of_file
 from eyas.progress import say
 from eyas.targets.locate import is_local, locate, locate_config
@@ -54,6 +55,9 @@ def serve(options: ServeOptions, print_only: bool) -> None:
             f"{options.draft} does not say which target it was trained for", hint="name it with --target"
         )
     spec = _check_target(options.draft, stored, str(name), print_only)
+    trouble = sglang_trouble(stored.shape) if options.engine == "sglang" else None
+    if trouble:
+        raise UserError(trouble, hint="serve it with vLLM: leave --engine out")
     if print_only:
         print(shlex.join(command(options, stored, str(name), on_cpu=False)))
         return

@@ -13,9 +13,8 @@ from eyas.targets.demo import DEMO_PREFIX
 from eyas.targets.families import family_of
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
-from eyas.types import TargetSpec
+from eyas.types import LATENT_KEYS, TargetSpec
 
-_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -145,7 +144,9 @@ def _bare_spec(
             head_dim=text.get("head_dim") or text["hidden_size"] // heads,
             intermediate_size=text["intermediate_size"],
             max_position_embeddings=text.get("max_position_embeddings", 0),
-            latent_attention={key: text.get(key) for key in _LATENT} if text.get("kv_lora_rank") else None,
+            latent_attention={key: text.get(key) for key in LATENT_KEYS}
+            if text.get("kv_lora_rank")
+            else None,
         )
     except KeyError as error:
         raise UserError(

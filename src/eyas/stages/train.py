@@ -180,6 +180,7 @@ def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None =
         shape.norm_output,
         shape.hidden_size,
         num_layers=shape.num_layers,
+        attention=shape.attention,
     )
 
 

@@ -7,10 +7,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from eyas.errors import UserError
 from eyas.files import read_json
-
-# The shape of attention over latents (MLA), as in config.json.
-_LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-
+from eyas.types import LATENT_KEYS
 
 # Models that are another one under a name of their own; with this, no code from their folder is needed.
 _SAME_AS = {"kimi_k2": "deepseek_v3"}
@@ -42,4 +39,4 @@ def latent_attention(text: Any) -> dict[str, int | None] | None:
     """Return the shape of a target's attention over latents, or None when it has another one."""
     if getattr(text, "kv_lora_rank", None) is None:
         return None
-    return {key: getattr(text, key, None) for key in _LATENT_KEYS}
+    return {key: getattr(text, key, None) for key in LATENT_KEYS}

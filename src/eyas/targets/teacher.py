@@ -109,12 +109,18 @@ def _same(head: torch.Tensor, embedding: torch.Tensor, weights: Weights) -> torc
     return embedding
 
 
-# What a Llama-like draft layer can start from.
+# What a draft's layer can start from, with grouped heads or latent attention.
 _LAYER_NAMES = (
     "input_layernorm",
     "self_attn.q_proj",
     "self_attn.k_proj",
     "self_attn.v_proj",
+    "self_attn.q_a_proj",
+    "self_attn.q_a_layernorm",
+    "self_attn.q_b_proj",
+    "self_attn.kv_a_proj_with_mqa",
+    "self_attn.kv_a_layernorm",
+    "self_attn.kv_b_proj",
     "self_attn.o_proj",
     "mlp.gate_proj",
     "mlp.up_proj",
@@ -125,7 +131,7 @@ _LAYER_NAMES = (
 def read_last_layer(folder: Path, spec: TargetSpec) -> dict[str, torch.Tensor]:
     """Read those dense, unquantised weights of the last layer that a draft can start from.
 
-    Names are those in a Llama layer; norms are given as what they multiply by.
+    Names are those in a Llama or DeepSeek layer; norms are given as what they multiply by.
     """
     weights, family = Weights(folder), family_of(spec.architecture)
     layer = f"{weights.prefix}layers.{spec.num_layers - 1}."

@@ -15,9 +15,9 @@ def attend(
     """Attend row by row, document by document, with every score in one softmax.
 
     Shapes: queries [R, heads, head_dim]; rows [R], each row's place among the step-0 keys, ascending;
-    first_keys: keys and values [M, kv heads, head_dim]; own: keys and values [R, kv heads, head_dim]
+    first_keys: keys [M, kv heads, head_dim] and values [M, kv heads, value_dim]; own: the same [R, ...]
     of each later step so far. ``document_bounds`` holds, for each document, its slice of the queries
-    and its slice of the step-0 keys. Returns [R, heads, head_dim].
+    and its slice of the step-0 keys. Returns [R, heads, value_dim].
     """
     num_rows, num_heads, head_dim = queries.shape
     keys, values = first_keys
@@ -29,7 +29,7 @@ def attend(
     for of_queries, of_keys in document_bounds:
         places = rows[of_queries]
         k = keys[of_keys].permute(1, 2, 0)[:, None]  # (kv heads, 1, head_dim, M_d)
-        v = values[of_keys].permute(1, 0, 2)[:, None]  # (kv heads, 1, M_d, head_dim)
+        v = values[of_keys].permute(1, 0, 2)[:, None]  # (kv heads, 1, M_d, value_dim)
         key_places = torch.arange(of_keys.start, of_keys.stop, device=rows.device)
         future = key_places[None, :] > places[:, None]  # (R_d, M_d)
         scores = (q[:, :, of_queries] @ k).masked_fill(future, float("-inf"))
@@ -41,7 +41,7 @@ def attend(
             out = out + weight * own_v[of_queries].permute(1, 0, 2)[:, None]
         attended.append(out)
     if not attended:
-        return queries.new_zeros(num_rows, num_heads, head_dim)
+        return queries.new_zeros(num_rows, num_heads, values.shape[-1])
     return torch.cat(attended, dim=2).permute(2, 0, 1, 3).flatten(1, 2)
 
 

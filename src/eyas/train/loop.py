@@ -377,7 +377,9 @@ def fused_unroll(
     draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, settings: TrainSettings
 ) -> FusedUnroll | None:
     """Return the fast path where it runs: on a GPU whose kernels fit the draft."""
-    if draft.config.num_layers > 1:
+    if draft.config.latent_attention is not None:
+        say("train: a draft with latent attention takes the plain path")
+    elif draft.config.num_layers > 1:
         layers = draft.config.num_layers
         say(
             f"train: a draft of {layers} layers takes the plain path; every row runs all of them but the last"
