@@ -171,7 +171,7 @@ def measure(run: Trainer, states: Any) -> dict[str, float]:
     """Replay decoding of every answer and return the acceptance length at each depth."""
     totals = {k: Acceptance.empty(k) for k in DEPTHS}
     load = partial(load_batch, states, max(DEPTHS), run.dtype, run.device.type == "cuda")
-    for batch in feed(load, pack(states.lengths, run.settings.batch_tokens, seed=0), run.device):
+    for batch in feed(load, [pack(states.lengths, run.settings.batch_tokens, seed=0)], run.device):
         result = unroll(run, batch)
         rows, accepted, depth = (x.cpu() for x in (batch.plan.rows[0], result.accepted, result.depth))
         for k in DEPTHS:

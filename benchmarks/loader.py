@@ -99,7 +99,7 @@ def main() -> None:
                 store = ShardStore(Path(folder))
             groups = pack(store.lengths, args.batch_tokens, seed=0)
             tokens = 0
-            for batch in feed(partial(load, store, args.num_steps, device.type == "cuda"), groups, device):
+            for batch in feed(partial(load, store, args.num_steps, device.type == "cuda"), [groups], device):
                 tokens += len(batch.tokens)
             if device.type == "cuda":
                 torch.cuda.synchronize()

@@ -17,6 +17,7 @@ from eyas.config.schema import FleetSettings
 from eyas.errors import ContractError, EyasError, UserError
 from eyas.scale.cluster import check_room
 from eyas.scale.fleet import Fleet
+from eyas.scale.units import Units
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]
 
@@ -62,10 +63,14 @@ def never(name: str, unit: int, folder: Path) -> bool:
 
 
 def fleet_of(
-    folder: Path, dies: Callable[[str, Any, Path], bool] = never, replicas: int = 2, version: str = "1"
+    folder: Path,
+    dies: Callable[[str, Any, Path], bool] = never,
+    replicas: int = 2,
+    version: str = "1",
+    ahead: int | None = None,
 ):  # type: ignore[no-untyped-def]
     settings = FleetSettings(replicas=replicas, gpus_per_replica=0)
-    return Fleet(range(60), lambda name: Counting(name, folder, dies), settings, {"version": version})
+    return Fleet(range(60), lambda name: Counting(name, folder, dies), settings, {"version": version}, ahead)
 
 
 def test_every_unit_is_done_once_and_every_worker_closed(nodes: Cluster, tmp_path: Path) -> None:
@@ -134,3 +139,25 @@ def test_a_machine_that_dies_costs_a_retry_and_the_others_do_the_rest(nodes: Clu
             nodes.remove_node(nodes.list_all_nodes()[-1], allow_graceful=False)
     assert sorted(done) == list(range(60))
     assert fleet.num_deaths >= 1
+
+
+def test_a_slow_consumer_holds_the_workers_back(nodes: Cluster, tmp_path: Path) -> None:
+    fleet = fleet_of(tmp_path, ahead=3)
+    most, taken = 0, 0
+    for _ in fleet.results():
+        time.sleep(0.05)
+        begun = sum(len(p.read_text().split()) for p in tmp_path.glob("replica-?-?"))
+        most = max(most, begun - taken)
+        taken += 1
+        fleet.taken()
+    assert taken == 60
+    assert most == 3, "none idles while there is room, none goes beyond it"
+
+
+def test_units_that_come_back_leave_room_and_are_first_again() -> None:
+    units = Units(range(5), 2, ahead=2)
+    assert (units.take(), units.take()) == ([0], [1])
+    units.give_back([0])
+    assert units.take() == [0]
+    units.make_room()
+    assert units.take() == [2]

@@ -121,3 +121,31 @@ def test_a_config_without_a_shape_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "text"), [(57344, "57.3 KB"), (3.3e13, "33 TB"), (12, "12 B")])
 def test_sizes_as_a_person_says_them(number: float, text: str) -> None:
     assert size(number) == text
+
+
+def test_a_stream_is_planned_with_captures_in_every_epoch_and_only_held_out_states_on_disk(
+    tmp_path: Path,
+) -> None:
+    model = write_config(tmp_path / "model", LLAMA_8B)
+    settings = [f"run_dir={tmp_path / 'run'}", f"target.model={model}", "data.sources=[x.jsonl]",
+                "data.held_out_share=0.1", "train.num_epochs=2", "draft.vocab_size=32000"]  # fmt: skip
+    rates = ["extract=1000", "train=5000", "prepare=1", "regenerate=1", "evaluate=1"]
+    plans = [
+        plan(RunContext(load_config(None, [*settings, f"train.source={source}"])), rates, tokens=1_000_000)
+        for source in ("store", "stream")
+    ]
+    stored, streamed = ({s.stage: s for s in p.stages} for p in plans)
+    assert stored["extract"].seconds == pytest.approx(1000)
+    assert streamed["extract"].seconds == pytest.approx(100)
+    assert stored["train"].seconds is not None
+    assert streamed["train"].seconds == pytest.approx(stored["train"].seconds + 2 * 900)
+    assert "1,800,000 tokens captured" in streamed["train"].work
+    disk = [p.disk[0].bytes for p in plans]
+    assert disk[1] == pytest.approx(0.1 * disk[0], rel=1e-6)
+    training = [p.memory[1].bytes for p in plans]
+    assert training[1] == training[0] + plans[1].memory[0].bytes, "the engine stays beside the trainer"
+    assert plans[1].memory[2].bytes == 4 << 30
+    kept = [*settings, "train.source=stream", "train.keep_states=true"]
+    keeping = plan(RunContext(load_config(None, kept)), rates, tokens=1_000_000)
+    assert "900,000 tokens captured" in next(s.work for s in keeping.stages if s.stage == "train")
+    assert keeping.disk[0].bytes == disk[0]

@@ -163,6 +163,15 @@ class DraftSettings(Section):
 class TrainSettings(Section):
     """Optimisation of the draft."""
 
+    source: Literal["store", "stream"] = Field(
+        "store", description="stream: capture states while training, a window at a time, and never store them"
+    )
+    stream_bytes: PositiveInt = Field(
+        4 << 30, description="memory for the states between engine and trainer of train.source=stream"
+    )
+    keep_states: bool = Field(
+        False, description="stream: also write what is captured, for later epochs and later runs"
+    )
     num_unroll_steps: PositiveInt = Field(7, description="K, steps of the draft on its own states")
     step_decay: float = Field(0.8, gt=0, le=1, description="weight of step k is step_decay ** k")
     num_epochs: PositiveInt = Field(3, description="passes over the data")
@@ -202,7 +211,7 @@ class TrainSettings(Section):
 
 
 # What says where training runs or is shown, and nothing about what comes out.
-MACHINE_SETTINGS = {"device", "num_gpus", "trackers"}
+MACHINE_SETTINGS = {"device", "num_gpus", "trackers", "stream_bytes", "keep_states"}
 
 
 class ExportSettings(Section):

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -59,14 +59,16 @@ class Fleet:
         make: Callable[[str], Worker],
         settings: FleetSettings,
         facts: Mapping[str, str],
+        ahead: int | None = None,
     ) -> None:
+        """With ``ahead``, units are done in order and at most so many beyond those that were ``taken``."""
         self.make, self.settings, self.facts = make, settings, facts
         self.num_deaths = 0
-        self._units = Units(units, settings.replicas)
+        self._units = Units(units, settings.replicas, ahead)
         self._found: queue.Queue[tuple[Any, Any] | BaseException | None] = queue.Queue()
         self._actors: dict[int, Any] = {}
 
-    def results(self) -> Iterator[tuple[Any, Any]]:
+    def results(self) -> Generator[tuple[Any, Any], None, None]:
         """Raises: the first error of a worker; EyasError when workers keep dying."""
         threads = [
             threading.Thread(target=self._tend, args=(i,), daemon=True) for i in range(self.settings.replicas)
@@ -89,6 +91,10 @@ class Fleet:
                 ray.kill(actor)
             for thread in threads:
                 thread.join()
+
+    def taken(self) -> None:
+        """A result is done with: its memory may be another's."""
+        self._units.make_room()
 
     def _tend(self, index: int) -> None:
         """Keep one replica alive until there is nothing left for it to do."""

@@ -141,6 +141,7 @@ def _trial(context: RunContext, folder: Path, rows: list[Any], held_out_share: f
                     "save_every": 10**9,
                     "trackers": (),
                     "num_gpus": 1,
+                    "source": "store",
                 }
             ),
             "evaluate": config.evaluate.model_copy(update={"num_prompts": _PROMPTS}),

@@ -14,7 +14,7 @@ from eyas import registry
 from eyas.config.explain import to_commented_yaml
 from eyas.config.load import LoadedConfig, flatten
 from eyas.config.schema import RunConfig
-from eyas.data.prepared import Split
+from eyas.data.prepared import SPLITS, Split
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint, seal, write_json
 from eyas.progress import say
@@ -66,6 +66,11 @@ class RunContext:
     def states_folder(self) -> Folder:
         """Where the hidden states lie: in the run folder, or where extract.states_dir says."""
         return folder_of(self.config.extract.states_dir or self.folder("extract"))
+
+    @property
+    def stored_splits(self) -> tuple[Split, ...]:
+        """The splits whose states extract stores; a stream captures those to train on as they are needed."""
+        return ("held_out",) if self.config.train.source == "stream" else SPLITS
 
     def store(self, split: Split) -> ShardStore:
         """Open the finished states of a split.

@@ -46,6 +46,15 @@ def _rates_of(run_dir: Path, context: RunContext) -> dict[str, float]:
         amounts["train"] = epochs * counts["train_tokens"] + checks * VALIDATION_COST * counts.get(
             "held_out_tokens", 0
         )
+        stream = done["train"].get("stream")
+        if stream:  # extract took the held-out samples only, and training took turns with the engine
+            share = stream["num_tokens"] / (epochs * counts["train_tokens"])
+            done["extract"] = {"seconds": stream["engine_s"]}
+            amounts["extract"] = stream["num_captured"]
+            done["train"] = {"seconds": stream["trainer_s"]}
+            amounts["train"] *= share
+    elif "splits" in done.get("extract", {}).get("inputs", {}):
+        del amounts["extract"]
     if "evaluate" in done:
         amounts["evaluate"] = done["evaluate"]["report"]["num_prompts"]
     return {s: amount / done[s]["seconds"] for s, amount in amounts.items() if s in done and amount}

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ from eyas.progress import Progress, say
 from eyas.stages.adopt import adopt
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.last_check import NUM_CALIBRATING, LastCheck
+from eyas.stages.records import read_record
 from eyas.stages.shelf import Check, Shelf, check_states
 from eyas.stages.statistics import table_of
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
@@ -50,6 +51,16 @@ def extract(context: RunContext) -> None:
         "target": context.spec.to_json() | {"model": None, "revision": None},
         "extract": config.extract.model_dump(mode="json", include={"engine", "shard_bytes", "states_dtype"}),
     }
+    if context.stored_splits != SPLITS:
+        inputs["splits"] = list(context.stored_splits)
+        say("extract: what is trained on is captured while training (train.source=stream); "
+            "here, the held-out samples only")  # fmt: skip
+        record = read_record(context.folder("extract"))
+        if record is not None and "splits" not in record["inputs"] and not context.fresh:
+            raise UserError(
+                f"{context.folder('extract')} is for the states of all samples",
+                hint="train on them with train.source=store, or name another run_dir",
+            )
     manifest = read_manifest(context.samples_folder)
     for key in ("tokenizer_fingerprint", "template_fingerprint"):
         if manifest[key] != getattr(context.spec, key):
@@ -62,11 +73,11 @@ def extract(context: RunContext) -> None:
     elsewhere = config.extract.states_dir is not None
     with context.states_folder.lock() if elsewhere else nullcontext():
         if elsewhere and context.fresh:
-            for split in SPLITS:
+            for split in context.stored_splits:
                 (context.states_folder / split).clear()
         if not begin(context, "extract", inputs, lambda: _is_whole(context)):
             return
-        works = [Work(context, split, manifest) for split in SPLITS]
+        works = [Work(context, split, manifest) for split in context.stored_splits]
         works_to_do = [work for work in works if work.missing]
         capture: Callable[[RunContext, list[Work]], object] = _capture
         if config.extract.fleet is not None:
@@ -81,7 +92,7 @@ def extract(context: RunContext) -> None:
 def _is_whole(context: RunContext) -> bool:
     """Whether all shards are there and are those that were recorded."""
     try:
-        return not any(missing_shards(context.store(split).folder) for split in SPLITS)
+        return not any(missing_shards(context.store(split).folder) for split in context.stored_splits)
     except (ContractError, UserError):
         return False
 
@@ -122,7 +133,7 @@ class Work:
 
 def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int], list[TokenizedSample]]:
     """Check every sample; return their lengths, and some with the longest among them, to probe with."""
-    check = _make_check(context)
+    check = make_check(context)
     lengths: list[int] = []
     examples: list[TokenizedSample] = []
     longest: TokenizedSample | None = None
@@ -134,6 +145,12 @@ def _scan(context: RunContext, split: Split, num_samples: int) -> tuple[list[int
         if longest is None or len(sample) > len(longest):
             longest = sample
     return lengths, examples + ([longest] if longest is not None else [])
+
+
+def examples_of(samples: Sequence[TokenizedSample]) -> list[TokenizedSample]:
+    """Return some of ``samples`` to probe with, the longest among them."""
+    longest = [max(samples, key=len)] if samples else []
+    return [*samples[:: max(1, len(samples) // _NUM_EXAMPLES)], *longest]
 
 
 def _capture(context: RunContext, works: list[Work]) -> None:
@@ -225,9 +242,9 @@ def _finish(context: RunContext, works: list[Work]) -> None:
     spec = context.spec
     stores = {work.split: ShardStore(work.folder) for work in works}
     records = {split: list(store.records.values()) for split, store in stores.items()}
-    everything = [record for split in SPLITS for record in records[split]]
+    everything = [record for split in records for record in records[split]]
     size = sum(record.num_bytes for record in everything)
-    tables = {split: table_of(r.figures for r in records[split]) for split in SPLITS}
+    tables = {split: table_of(r.figures for r in records[split]) for split in records}
     ids = (*spec.aux_layer_ids, spec.num_layers)
     fingerprints = {split: store.fingerprint for split, store in stores.items()}
     facts: dict[str, Any] = {
@@ -239,7 +256,7 @@ def _finish(context: RunContext, works: list[Work]) -> None:
     finish(context, "extract", fingerprints, **facts)
     num_tokens = sum(work.num_tokens for work in works)
     say(f"extract: {size / 2**20:,.0f} MiB of hidden states, {size / max(num_tokens, 1):,.0f} bytes a token")
-    for layer_id, row in zip(ids, tables["train"], strict=False):
+    for layer_id, row in zip(ids, tables[works[0].split], strict=False):
         say(
             f"  layer {layer_id:>3}: min {row['min']:.4g}, max {row['max']:.4g}, "
             f"mean {row['mean']:.4g}, RMS {row['rms']:.4g}"
@@ -247,7 +264,7 @@ def _finish(context: RunContext, works: list[Work]) -> None:
     next_command(context, "extract")
 
 
-def _make_check(context: RunContext) -> Callable[[TokenizedSample], None]:
+def make_check(context: RunContext) -> Callable[[TokenizedSample], None]:
     """Return what refuses, before anything is loaded, a sample that no engine can compute."""
     spec, max_length = context.spec, context.config.data.max_length
     limit, name = min(

@@ -13,7 +13,7 @@ import torch
 import eyas
 from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
-from eyas.data.prepared import SPLITS, Split, read_manifest
+from eyas.data.prepared import Split, read_manifest
 from eyas.engines.probe import probe_again
 from eyas.errors import EyasError, UserError
 from eyas.files import fingerprint
@@ -41,20 +41,14 @@ def capture_with_fleet(context: RunContext, works: Sequence[Work]) -> int:
     config = context.config
     fleet = config.extract.fleet
     assert fleet is not None
-    ranks = config.vllm.tensor_parallel_size
-    if config.extract.engine == "vllm" and fleet.gpus_per_replica not in (0, ranks):
-        raise UserError(
-            f"extract.fleet.gpus_per_replica={fleet.gpus_per_replica}, "
-            f"but one engine uses vllm.tensor_parallel_size={ranks} GPUs",
-            hint=f"set extract.fleet.gpus_per_replica={ranks}",
-        )
+    check_fleet(config)
     units = [Unit(work.split, shard) for work in works for shard in work.missing]
     num_tokens = sum(work.missing_tokens for work in works)
-    make = functools.partial(ExtractWorker, _for_actors(context.loaded))
+    make = functools.partial(ExtractWorker, for_actors(context.loaded))
     num_failures = 0
     with cluster(config.ray.address, fleet.replicas):
         check_room(fleet)
-        running = Fleet(units, make, fleet, _facts(context))
+        running = Fleet(units, make, fleet, common_facts(context))
         say(f"extract: {len(units)} shards for {fleet.replicas} engines; each is probed when it starts")
         with Progress("extract", num_tokens, "tokens") as progress:
             for unit, record in running.results():
@@ -70,7 +64,18 @@ def capture_with_fleet(context: RunContext, works: Sequence[Work]) -> int:
     return num_failures
 
 
-def _for_actors(loaded: LoadedConfig) -> LoadedConfig:
+def check_fleet(config: RunConfig) -> None:
+    """Raises: UserError for engines of another number of GPUs than the fleet's replicas have."""
+    ranks, fleet = config.vllm.tensor_parallel_size, config.extract.fleet
+    if fleet and config.extract.engine == "vllm" and fleet.gpus_per_replica not in (0, ranks):
+        raise UserError(
+            f"extract.fleet.gpus_per_replica={fleet.gpus_per_replica}, "
+            f"but one engine uses vllm.tensor_parallel_size={ranks} GPUs",
+            hint=f"set extract.fleet.gpus_per_replica={ranks}",
+        )
+
+
+def for_actors(loaded: LoadedConfig) -> LoadedConfig:
     """Return the run as an actor reads it: paths absolute, vLLM's ranks in processes of its own."""
     config: RunConfig = loaded.config
     vllm = config.vllm
@@ -88,9 +93,9 @@ def _for_actors(loaded: LoadedConfig) -> LoadedConfig:
     return dataclasses.replace(loaded, config=config.model_copy(update=changes))
 
 
-def _facts(context: RunContext) -> Mapping[str, str]:
+def common_facts(context: RunContext) -> Mapping[str, str]:
     """Return what every machine of the fleet must have in common, by name."""
-    stores = [context.states_folder / split for split in SPLITS]
+    stores = [context.states_folder / split for split in context.stored_splits]
     seen = [
         fingerprint(store.read("manifest.json").decode())[:8] if store.size("manifest.json") else "nothing"
         for store in stores
@@ -117,12 +122,12 @@ class ExtractWorker:
         self.works: dict[Split, Work] = {}
 
     def facts(self) -> Mapping[str, str]:
-        return _facts(self.context)
+        return common_facts(self.context)
 
     def do(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, ShardRecord]]:
         if not self.works:
             self._start()
-        for split in SPLITS:
+        for split in self.context.stored_splits:
             shards = [unit.shard for unit in units if unit.split == split]
             # An engine that does not stream holds all it is given, so it is given one shard at a time.
             for together in [shards] if self.engine.streams else [[n] for n in shards]:
@@ -136,7 +141,10 @@ class ExtractWorker:
 
     def _start(self) -> None:
         manifest = read_manifest(self.context.samples_folder)
-        works = {split: Work(self.context, split, manifest, _journal_of(self.name)) for split in SPLITS}
+        works = {
+            split: Work(self.context, split, manifest, _journal_of(self.name))
+            for split in self.context.stored_splits
+        }
         self.engine = make_engine(self.context)
         examples = [s for work in works.values() for s in work.examples]
         self.probed = probe_engine(self.context, self.engine, examples)

@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from eyas.data.prepared import SPLITS
 from eyas.errors import ContractError
 from eyas.files import atomic_file
 from eyas.progress import Progress, say
@@ -31,7 +30,7 @@ def verify_states(context: RunContext) -> None:
     """Check every shard against its checksum. Raises: ContractError when any is not what was written."""
     damaged: list[ContractError] = []
     started, size = time.monotonic(), 0
-    stores = [ShardStore(context.states_folder / split) for split in SPLITS]
+    stores = [ShardStore(context.states_folder / split) for split in context.stored_splits]
     total = sum(r.num_bytes for store in stores for r in store.records.values())
     with Progress("verify", total >> 20, "MiB") as progress:
         for store in stores:
@@ -58,7 +57,7 @@ def inspect_states(context: RunContext) -> None:
     names = [f"{i}" for i in spec.aux_layer_ids] + [f"{spec.num_layers} (last)"]
     console = Console(highlight=False, soft_wrap=True)
     sections = []
-    for split in SPLITS:
+    for split in context.stored_splits:
         store = ShardStore(context.states_folder / split)
         figures = figures_of(store, os.cpu_count() or 1)
         if not figures:

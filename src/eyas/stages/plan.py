@@ -135,6 +135,10 @@ def plan(
         _stage_plan(context, stage, states[stage], works.get(stage), given, earlier, measured)
         for stage in stages_of(context)
     ]
+    if config.train.source == "stream":
+        rate = _rate("extract", given, earlier, measured)
+        captured = found.train if config.train.keep_states else trained
+        stages = [_in_turns(s, captured, rate) if s.stage == "train" else s for s in stages]
     return Plan(
         shape=shape,
         tokens=found,
@@ -241,7 +245,7 @@ def _works(
     return {
         "prepare": rows.total if rows else tokens.conversations,
         "regenerate": tokens.total * tokens.supervised_share,
-        "extract": tokens.total,
+        "extract": tokens.held_out if train.source == "stream" else tokens.total,
         "train": epochs * tokens.train + validations * VALIDATION_COST * tokens.held_out,
         "evaluate": context.config.evaluate.num_prompts,
     }
@@ -267,17 +271,50 @@ def _stage_plan(
             return StagePlan(stage, state, text, fixed, "measured by a calibration")
         return StagePlan(stage, state, text, 60.0, "assumed: a minute")
     left = work * (1 - _share_done(context, stage))
+    known = _rate(stage, given, earlier, measured)
+    if known is None:
+        return StagePlan(
+            stage, state, text, None, f"unknown: give --rate {stage}=N ({unit}/s), or --calibrate"
+        )
+    rate, basis = known
+    if basis.startswith("calibrated"):
+        return StagePlan(stage, state, text, left / rate + fixed, f"{basis}, and {fixed:.0f} s besides")
+    return StagePlan(stage, state, text, left / rate, basis)
+
+
+def _rate(
+    stage: str,
+    given: dict[str, float],
+    earlier: dict[str, tuple[float, str]],
+    measured: Measured | None,
+) -> tuple[float, str] | None:
+    """Return the best known rate of a stage, and its basis."""
+    unit = _UNITS[stage]
     if stage in given:
-        return StagePlan(stage, state, text, left / given[stage], f"given: {given[stage]:,.0f} {unit}/s")
+        return given[stage], f"given: {given[stage]:,.0f} {unit}/s"
     if stage in earlier:
         rate, where = earlier[stage]
-        return StagePlan(stage, state, text, left / rate, f"{rate:,.4g} {unit}/s in {where}")
+        return rate, f"{rate:,.4g} {unit}/s in {where}"
     if measured and stage in measured.rates:
-        rate = measured.rates[stage]
-        return StagePlan(stage, state, text, left / rate + fixed,
-                         f"calibrated: {rate:,.4g} {unit}/s, and {fixed:.0f} s besides")  # fmt: skip
-    unknown = f"unknown: give --rate {stage}=N ({unit}/s), or --calibrate"
-    return StagePlan(stage, state, text, None, unknown)
+        return measured.rates[stage], f"calibrated: {measured.rates[stage]:,.4g} {unit}/s"
+    return None
+
+
+def _in_turns(train: StagePlan, num_tokens: float, rate: tuple[float, str] | None) -> StagePlan:
+    """Return the plan of training in turns with an engine, which computes the tokens of every epoch."""
+    if train.state == "done":
+        return train
+    work = f"{train.work}, {num_tokens:,.0f} tokens captured"
+    if train.seconds is None or rate is None:
+        basis = (
+            train.basis
+            if train.seconds is None
+            else "unknown: give --rate extract=N (tokens/s), or --calibrate"
+        )
+        return dataclasses.replace(train, work=work, seconds=None, basis=basis)
+    captures = num_tokens / rate[0]
+    basis = f"{train.basis}; captures in turns with it, {rate[1]}"
+    return dataclasses.replace(train, work=work, seconds=train.seconds + captures, basis=basis)
 
 
 def _share_done(context: RunContext, stage: str) -> float:
@@ -309,8 +346,11 @@ def _disk(
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
+    train = context.config.train
+    is_stored = train.source == "store" or train.keep_states
+    stored = tokens if is_stored else dataclasses.replace(tokens, train=0.0)
     parts = {
-        "extract": (estimates.state_bytes(shape, tokens), "hidden states"),
+        "extract": (estimates.state_bytes(shape, stored), "hidden states"),
         "train": (estimates.checkpoint_bytes(draft), "checkpoints: last, best, and one being written"),
         "export": (estimates.export_bytes(draft, shape), "the exported draft"),
     }
@@ -332,11 +372,20 @@ def _memory(
     has = None if place is None or (kind == "a GPU" and gpus is None) else round(place * share)
     training = estimates.training_memory(config, draft, shape, tokens.supervised_share)
     on_gpu = config.train.device != "cpu" and gpus is not None
+    room, basis = gpus if on_gpu else ram, "draft, optimizer, the target's embedding and head, one batch"
+    turns = []
+    if config.train.source == "stream":
+        turns = [Need("train, memory", config.train.stream_bytes, ram, "states of one turn, at most")]
+        basis += "; the engine beside them"
+        if config.extract.engine != "vllm":
+            training += engine
+        elif room is not None:
+            room = round(room * (1 - share))
     return [
         Need(f"extract, {kind}", engine, has, what),
-        Need("train, a GPU" if on_gpu else "train, memory", training, gpus if on_gpu else ram,
-             "draft, optimizer, the target's embedding and head, one batch"),
-    ]  # fmt: skip
+        Need("train, a GPU" if on_gpu else "train, memory", training, room, basis),
+        *turns,
+    ]
 
 
 def _gpu_bytes() -> int | None:

@@ -71,7 +71,9 @@ def write_report(context: RunContext) -> Path:
         *parts.examples(report),
         *parts.curves(facts_of(context, "train")["history"]),
         *prepared_sections(context),
-        *parts.layers(facts_of(context, "extract").get("layers", {})),
+        *parts.layers(
+            facts_of(context, "extract").get("layers", {}) | facts_of(context, "train").get("layers", {})
+        ),
         *parts.checks(context),
         *parts.settings(context),
     ]

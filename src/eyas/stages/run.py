@@ -27,6 +27,7 @@ from eyas.stages.process import kept_files, progress_path, recorded, restore_fil
 from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
 from eyas.stages.start import read_start
+from eyas.stages.stream import check_stream
 from eyas.stages.train import check_held_out, draft_config, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
@@ -148,6 +149,7 @@ def check_settings(context: RunContext) -> None:
         (registry.EXPORTERS, config.export.format, "export format"),
     ):
         registry.check(table, name, kind)
+    check_stream(config)
     for name in config.train.trackers:
         registry.check(registry.TRACKERS, name, "tracker")
     _check_evaluation(config.evaluate)

@@ -5,9 +5,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -15,7 +16,6 @@ from eyas.errors import ContractError, EyasError
 from eyas.stages.last_check import LastCheck
 from eyas.stages.statistics import LayerSums, figures_of, summarise
 from eyas.store.journal import ShardRecord
-from eyas.store.shards import ShardWriter
 from eyas.threads import tensor_pool
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
@@ -24,6 +24,18 @@ Check = Callable[[HiddenStates, TokenizedSample], Checked]
 
 _NUM_CHECKERS = min(8, os.cpu_count() or 1)
 _NUM_WRITERS = 6
+
+
+class Writer(Protocol):
+    """Takes a whole shard at once, checked: a ShardWriter, or memory."""
+
+    def write(
+        self,
+        shard: int,
+        states: Sequence[HiddenStates],
+        failures: Sequence[Failure] = (),
+        figures: Mapping[str, Any] | None = None,
+    ) -> ShardRecord: ...
 
 
 @dataclass
@@ -50,7 +62,7 @@ class Shelf:
     ``blocked_s`` says how long, to see who waits for whom.
     """
 
-    def __init__(self, writer: ShardWriter, check: Check, max_failures: int) -> None:
+    def __init__(self, writer: Writer, check: Check, max_failures: int) -> None:
         self.writer, self.check, self.max_failures = writer, check, max_failures
         self.failures: list[Failure] = []
         self.blocked_s = 0.0

@@ -1,6 +1,7 @@
 """train: the draft, from stored states, on one device or several."""
 
 import platform
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 import eyas
 from eyas.config.load import flatten
 from eyas.config.schema import MACHINE_SETTINGS
-from eyas.data.prepared import SPLITS, read_samples
+from eyas.data.prepared import read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
 from eyas.draft.base import DraftConfig, draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
@@ -18,6 +19,7 @@ from eyas.files import fingerprint, sha256_of_file
 from eyas.progress import mute, say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.start import draft_from, read_start, start_folder, vocab_of
+from eyas.stages.stream import facts_of_stream, streaming
 from eyas.store.manifest import StoreManifest
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.trackers.base import Trackers
@@ -43,7 +45,10 @@ def train(context: RunContext) -> None:
     if config.draft.init_from is not None:
         files = sorted(start_folder(config.draft.init_from).glob("*.safetensors"))
         inputs["init_from"] = [sha256_of_file(path) for path in files]
-    check_same_target(StoreManifest.read(context.states_folder / "train").spec, context.spec)
+    if settings.source == "stream":
+        inputs["samples"] = context.output_of(context.samples_stage)
+    for split in context.stored_splits:
+        check_same_target(StoreManifest.read(context.states_folder / split).spec, context.spec)
     check_held_out(StoreManifest.read(context.states_folder / "held_out").shard_bounds[-1])
     if settings.num_gpus > 1 and not dist.is_torchelastic_launched():
         check_ranks(settings, settings.num_gpus)
@@ -68,7 +73,6 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     if not ranks.on_first(lambda: begin(context, "train", inputs, lambda: _is_whole(context))):
         return
     _check_shared(context, ranks)
-    stores = {split: context.store(split) for split in SPLITS}
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
     always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
     start = read_start(context)
@@ -76,12 +80,13 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     say(f"train: {len(vocab)} draft ids cover {coverage(counts, vocab):.2%} of the assistant's tokens")
 
     teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)
-    trainer = Trainer(
-        draft=draft_from(start, context, teacher) if start else new_draft(context, vocab, teacher),
+    draft = draft_from(start, context, teacher) if start else new_draft(context, vocab, teacher)
+    make = partial(
+        Trainer,
+        draft=draft,
         teacher=teacher,
         vocab=vocab,
-        train_states=stores["train"],
-        held_out_states=stores["held_out"],
+        held_out_states=context.store("held_out"),
         settings=config.train,
         seed=config.seed,
         num_draft_tokens=config.evaluate.num_draft_tokens,
@@ -89,6 +94,21 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
         device=torch.device(context.device),
         ranks=ranks,
     )
+    facts: dict[str, Any] = {"coverage": coverage(counts, vocab)}
+    if config.train.source == "stream":
+        with streaming(context, draft.config) as stream:
+            trainer = make(train_states=stream.states, windows=stream.windows)
+            _run(context, trainer)
+            facts |= facts_of_stream(context, stream)
+    else:
+        trainer = make(train_states=context.store("train"))
+        _run(context, trainer)
+    if ranks.is_first:
+        _finish(context, trainer, facts)
+
+
+def _run(context: RunContext, trainer: Trainer) -> None:
+    config, ranks = context.config, trainer.ranks
     ranks.check_same(
         "the draft to begin with",
         fingerprint([float(p.detach().sum(dtype=torch.float64)) for p in trainer.draft.trainable().values()]),
@@ -98,11 +118,9 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     with Trackers(names, config.run_dir, dict(flatten(config.model_dump(mode="json")))) as trackers:
         trainer.watch = trackers.log
         trainer.run()
-    if ranks.is_first:
-        _finish(context, trainer, coverage(counts, vocab))
 
 
-def _finish(context: RunContext, trainer: Trainer, covered: float) -> None:
+def _finish(context: RunContext, trainer: Trainer, facts: dict[str, Any]) -> None:
     best = best_checkpoint(context.folder("train"))
     assert best is not None
     checkpoint = read_checkpoint(best)
@@ -114,7 +132,7 @@ def _finish(context: RunContext, trainer: Trainer, covered: float) -> None:
         num_steps=len(trainer.batches),
         acceptance_length=trainer.best,
         history=trainer.history,
-        coverage=covered,
+        **facts,
     )
     say(f"train: best validation acceptance length {trainer.best:.2f} at step {checkpoint.step}")
     next_command(context, "train")

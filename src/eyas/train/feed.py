@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -18,20 +18,31 @@ _READERS = min(8, os.cpu_count() or 1)
 Group = TypeVar("Group")
 
 
-def feed(
-    load: Callable[[Group], PackedBatch], groups: Sequence[Group], device: torch.device
-) -> Generator[PackedBatch, None, None]:
-    """Yield ``load`` of each group in order, on ``device``.
+# Runs of ``groups[first:last]``, in order, each readable until the next one is asked for.
+Windows = Callable[[Sequence[Sequence[int]], int, int], Iterable[Sequence[Sequence[int]]]]
 
-    ``load`` packs on the CPU, in pinned memory for a GPU, and runs in threads.
+
+def whole(groups: Sequence[Sequence[int]], first: int, last: int) -> Iterable[Sequence[Sequence[int]]]:
+    """One run: what is stored can be read at any time."""
+    return [groups[first:last]]
+
+
+def feed(
+    load: Callable[[Group], PackedBatch], windows: Iterable[Sequence[Group]], device: torch.device
+) -> Generator[PackedBatch, None, None]:
+    """Yield ``load`` of each group of each window in order, on ``device``.
+
+    ``load`` packs on the CPU, in pinned memory for a GPU, and runs in threads. A window is asked for when all
+    batches of the one before have been trained on.
 
     Raises: whatever ``load`` raises, when its batch is due.
     """
-    with closing(_ahead(load, groups)) as batches:
-        if device.type != "cuda":
-            yield from (batch.to(device) for batch in batches)
-        else:
-            yield from _copied(batches, device)
+    for groups in windows:
+        with closing(_ahead(load, groups)) as batches:
+            if device.type != "cuda":
+                yield from (batch.to(device) for batch in batches)
+            else:
+                yield from _copied(batches, device)
 
 
 def _copied(

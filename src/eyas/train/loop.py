@@ -33,7 +33,7 @@ from eyas.train.checkpoint import (
     remove_all,
     save_checkpoint,
 )
-from eyas.train.feed import feed
+from eyas.train.feed import Windows, feed, whole
 from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.metrics import Acceptance, StepSums, replay_answers
 from eyas.train.optim import Stepper, make_optimizers
@@ -75,6 +75,7 @@ class Trainer:
     root: Path
     device: torch.device
     ranks: Ranks = field(default_factory=Ranks)
+    windows: Windows = whole  # in which train_states can be read
     history: list[dict[str, Any]] = field(default_factory=list)
     watch: Callable[[dict[str, Any]], None] = lambda row: None  # told each new row, on the first rank
 
@@ -119,8 +120,10 @@ class Trainer:
         settings, num_steps = self.settings, len(self.batches)
         first = self._resume()
         last = num_steps if stop_after is None else min(num_steps, first + stop_after)
-        micro_batches = list(chain.from_iterable(self._share[first:last]))
-        coming = feed(partial(self._load, self.train_states), micro_batches, self.device)
+        micro_batches = list(chain.from_iterable(self._share))
+        begin, end = (sum(map(len, self._share[:step])) for step in (first, last))
+        windows = self.windows(micro_batches, begin, end)
+        coming = feed(partial(self._load, self.train_states), windows, self.device)
         with Progress("train", num_steps - first, "steps") as progress, closing(coming):
             for step in range(first, last):
                 self._step(step, islice(coming, len(self._share[step])), len(self._share[step]))
@@ -263,7 +266,7 @@ class Trainer:
     def _held_out_batches(self) -> Iterator[PackedBatch]:
         groups = pack(self.held_out_states.lengths, self.settings.batch_tokens, seed=0)
         own = groups[self.ranks.rank :: self.ranks.size]
-        return feed(partial(self._load, self.held_out_states), own, self.device)
+        return feed(partial(self._load, self.held_out_states), [own], self.device)
 
     def _validate(self, step: int) -> None:
         sums, acceptance = self.validate()
