@@ -8,7 +8,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from eyas.config.schema import RunConfig
+from eyas.config.secrets import refuse_secrets
 from eyas.errors import UserError, did_you_mean
+
+# Dates that are none, and nesting without end, come as Python's own errors.
+_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, OverflowError)
+_MOST_VALUES = 10_000
 
 Origin = Literal["file", "command line", "default"]
 
@@ -40,6 +45,7 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         # Some settings are mappings; their keys are anybody's.
         if key not in sections and not any(key == k or key.startswith(f"{k}.") for k in known):
             raise _unknown(key)
+    refuse_secrets(flatten(values))
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -85,13 +91,24 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"the run file {path} is not UTF-8 text", hint="-c names a YAML file") from None
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except _NOT_YAML as error:
         raise UserError(
             f"{path} is not valid YAML: {' '.join(str(error).split())}", hint="mend the file at that line"
         ) from None
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or _is_vast(values):
         raise UserError(f"{path} does not hold settings", hint="it should start with 'target:' and 'data:'")
     return values
+
+
+def _is_vast(values: dict[str, Any]) -> bool:
+    """Whether aliases make a short file hold more than anybody writes, or itself."""
+    waiting: list[Any] = [values]
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            return False
+        value = waiting.pop()
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return True
 
 
 def _parse_override(override: str) -> tuple[str, Any]:
@@ -101,7 +118,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
     try:
         # YAML 1.1 reads "1e-4" as a string; a person means the number.
         return key, float(text) if _is_exponent(text) else yaml.safe_load(text)
-    except yaml.YAMLError:
+    except _NOT_YAML:
         raise UserError(
             f"cannot read the value of {override!r}", hint="write it as in YAML; quote it for the shell"
         ) from None

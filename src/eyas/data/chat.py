@@ -18,6 +18,16 @@ from eyas.types import Conversation, Message, TokenizedSample
 # A generation prompt may open the reasoning itself; what is generated then starts inside of it.
 _OPENED_THINKING = re.compile(r"<think>\s*\Z")
 _PROBE = "eyasprobe{}x"
+# What a template can run into, which is anybody's program.
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 class RenderError(ValueError):
@@ -230,7 +240,7 @@ class ChatRenderer:
             ]
             try:
                 text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_kwargs)
-            except (TemplateError, TypeError, ValueError, AttributeError):
+            except _TEMPLATE_ERRORS:
                 return False
             # JSON text that goes through the template's own JSON filter comes out with escaped quotes.
             return "eyas" in str(text) and '\\"eyas' not in str(text)
@@ -269,7 +279,7 @@ class ChatRenderer:
                     **self.template_kwargs,
                 )
             )
-        except (TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
+        except _TEMPLATE_ERRORS as error:
             words = " ".join(str(error).split())[:200]
             raise RenderError(f"template_error: {words}") from None
 

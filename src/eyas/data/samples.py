@@ -1,7 +1,8 @@
 """Turns become samples: contexts that agree are stored once, and samples are cut to a length."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -70,3 +71,19 @@ def _cut(sample: TokenizedSample, max_length: int) -> TokenizedSample | None:
 
 def _is_prefix(short: np.ndarray, long: np.ndarray) -> bool:
     return len(short) <= len(long) and bool((long[: len(short)] == short).all())
+
+
+def mask_ends(sample: TokenizedSample, eos_token_ids: Collection[int]) -> Counter[str]:
+    """Count the masked spans of a sample by where they end: ``at`` the end of a turn, one token ``before`` or
+    ``behind`` it, or ``elsewhere``; a span that ends with the sample may be cut, and is not counted.
+
+    A mask that somebody else made and shifted by one token looks like any other mask but for this.
+    """
+    ids, mask = sample.input_ids, sample.loss_mask
+    ends = np.flatnonzero(mask[:-1] & ~mask[1:])
+    found: Counter[str] = Counter()
+    for end in ends.tolist():
+        is_end = [bool(ids[i] in eos_token_ids) for i in (max(end - 1, 0), end, end + 1)]
+        where = "at" if is_end[1] else "before" if is_end[2] else "behind" if is_end[0] else "elsewhere"
+        found[where] += 1
+    return found

@@ -155,7 +155,7 @@ def _is_one_value(stream: Any) -> bool:
     # A line can itself be a list: of messages, which have a role, not of rows.
     try:
         messages = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     return not (
         messages and isinstance(messages[0], dict) and ("role" in messages[0] or "from" in messages[0])
@@ -198,6 +198,9 @@ def _read_values(stream: BinaryIO, name: str) -> Iterator[Row | Drop]:
             buffer, number = buffer[end:], number + 1
             yield Row(place, value)
             continue
+        except RecursionError:  # no more text makes it less deep
+            yield Drop(place, place, BROKEN)
+            return
         except ValueError:
             pass
         if at_end:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from eyas.engines.base import Prompt, Sampling
+from eyas.engines.credentials import from_netrc
 from eyas.errors import ContractError, UserError
 from eyas.types import Completion, Failure, TargetSpec
 
@@ -42,7 +43,7 @@ class EndpointEngine:
         timeout_s: float = 1800,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url, self._auth = url.rstrip("/"), from_netrc()
         self.spec, self.tokenizer = spec, tokenizer
         self.end_of_turn_id = end_of_turn_id
         self.timeout_s = timeout_s
@@ -109,7 +110,10 @@ class EndpointEngine:
         limit = httpx.Timeout(self.timeout_s, connect=_CONNECT_S)
         clients = [
             httpx.AsyncClient(
-                verify=tls, timeout=limit, limits=httpx.Limits(max_connections=_WORKERS_PER_CLIENT)
+                verify=tls,
+                timeout=limit,
+                limits=httpx.Limits(max_connections=_WORKERS_PER_CLIENT),
+                auth=self._auth,
             )
             for _ in range(-(-num_workers // _WORKERS_PER_CLIENT))
         ]
@@ -195,7 +199,7 @@ class EndpointEngine:
     def _rendered(self, url: str, key: str, body: dict[str, Any]) -> list[int] | None:
         """Ask one of the two addresses under which vLLM, by version, shows what it makes of messages."""
         try:
-            reply = httpx.post(url, json=body, timeout=60)
+            reply = httpx.post(url, json=body, timeout=60, auth=self._auth)
             value = reply.json().get(key) if reply.is_success else None
         except (httpx.HTTPError, ValueError, AttributeError):
             return None
@@ -207,7 +211,7 @@ class EndpointEngine:
         Raises: UserError when it cannot be reached or has several.
         """
         try:
-            reply = httpx.get(f"{self.url}/models", timeout=30)
+            reply = httpx.get(f"{self.url}/models", timeout=30, auth=self._auth)
             reply.raise_for_status()
             names = [str(model["id"]) for model in reply.json()["data"]]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:

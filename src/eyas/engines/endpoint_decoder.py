@@ -8,6 +8,7 @@ import httpx
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.counters import SpecCounters, from_prometheus
+from eyas.engines.credentials import from_netrc
 from eyas.engines.endpoint import EndpointEngine
 from eyas.engines.served import Served
 from eyas.errors import EyasError, UserError
@@ -46,7 +47,7 @@ class EndpointDecoder:
 
     def counters(self) -> SpecCounters:
         try:
-            reply = httpx.get(self.metrics_url, timeout=30, follow_redirects=True)
+            reply = httpx.get(self.metrics_url, timeout=30, follow_redirects=True, auth=from_netrc())
             reply.raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UserError(

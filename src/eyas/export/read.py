@@ -29,6 +29,7 @@ _REFUSED = {
     "quantization_config": "is quantised",
     "parallel_drafting": "drafts all its tokens at once",
 }
+_AGAIN = "export, copy or download it again"
 _UPPER_HIDDEN_NORM = re.compile(r"layers\.[1-9]\d*\.hidden_norm\.weight")
 
 
@@ -69,17 +70,31 @@ def read_draft(folder: Path) -> StoredDraft:
             )
     if "fc.weight" not in tensors:
         raise ContractError(f"{folder} has unknown or missing tensors: ['fc.weight']")
-    shape = _shape(config, inside, tensors)
+    try:
+        shape, aux_layer_ids = _shape(config, inside, tensors), _aux_layer_ids(config)
+        if shape.num_layers > len(tensors):  # before they are made
+            raise ValueError(f"{shape.num_layers} layers in {len(tensors)} tensors")
+        with torch.device("meta"):
+            wanted = {name: tuple(p.shape) for name, p in Eagle3Draft(shape).trainable().items()}
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"{folder / 'config.json'} describes no draft: {type(error).__name__} {said}", hint=_AGAIN
+        ) from None
     embedding = None if shape.has_own_embedding else tensors.pop("embed_tokens.weight", None)
     if d2t is None and shape.vocab_size != shape.target_vocab_size:
         raise UserError(
             f"{folder} drafts {shape.vocab_size} of {shape.target_vocab_size} ids but has no d2t",
             hint="the folder is incomplete; download it again",
         )
+    _check_names(folder, wanted, tensors)
     offsets = torch.zeros(shape.vocab_size, dtype=torch.long) if d2t is None else d2t.long()
+    if offsets.shape != (shape.vocab_size,):
+        raise ContractError(
+            f"{folder}: d2t is {tuple(offsets.shape)}, its config.json asks for {shape.vocab_size}"
+        )
     target_ids = torch.arange(len(offsets)) + offsets
-    check_names(folder, shape, tensors)
-    return StoredDraft(shape, _aux_layer_ids(config), target_ids, tensors, embedding, config)
+    return StoredDraft(shape, aux_layer_ids, target_ids, tensors, embedding, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -89,16 +104,16 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no draft: it has no config.json", hint="name what eyas export wrote")
     try:
         config: dict[str, Any] = read_json(path)
-    except ValueError:
-        raise UserError(f"{path} is damaged", hint="export again, or copy the folder again") from None
-    names = [str(name) for name in config.get("architectures") or ()]
+        names = [str(name) for name in config.get("architectures") or ()]
+        inside = dict(config.get("transformer_layer_config") or {})
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{path} is damaged", hint=_AGAIN) from None
     if config.get("speculators_model_type", "eagle3") != "eagle3" or not (
         config.get("speculators_model_type") or any("Eagle3" in n or "EAGLE3" in n for n in names)
     ):
         raise UserError(
             f"{folder} is no EAGLE-3 draft: its config.json names {', '.join(names) or 'no kind'}"
         )
-    inside = config.get("transformer_layer_config") or {}
     for key, what in _REFUSED.items():
         if config.get(key, inside.get(key)):
             raise UserError(
@@ -108,10 +123,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check_names(folder: Path, shape: DraftConfig, tensors: Mapping[str, Any]) -> None:
+def _check_names(folder: Path, wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
     """Compare names and shapes with what the configuration asks for. Raises: ContractError."""
-    with torch.device("meta"):
-        wanted = {name: tuple(p.shape) for name, p in Eagle3Draft(shape).trainable().items()}
     if set(wanted) != set(tensors):
         raise ContractError(
             f"{folder} has unknown or missing tensors: {sorted(set(wanted) ^ set(tensors))}",
@@ -137,7 +150,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
                         raise ContractError(f"{folder} holds {name} twice")
                     tensors[name] = file.get_tensor(name)
         except SafetensorError as error:
-            raise UserError(f"{path} is damaged: {error}", hint="export, copy or download it again") from None
+            raise UserError(f"{path} is damaged: {error}", hint=_AGAIN) from None
     return tensors
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from eyas.data.prepared import (
     read_manifest,
     read_samples,
 )
+from eyas.data.samples import mask_ends
 from eyas.data.sources import Drop
 from eyas.errors import ContractError, UserError
 from eyas.files import sha256_of_file
@@ -77,6 +79,7 @@ def _read_jsonl(writer: PreparedWriter, source: Path, context: RunContext) -> di
     config = context.config
     say(f"extract: {source.name} names no tokenizer; its ids are taken to be the target's")
     seen: set[str] = set()
+    ends: Counter[str] = Counter()
     num_rows = 0
     for number, row in _rows(source):
         num_rows = number
@@ -87,6 +90,7 @@ def _read_jsonl(writer: PreparedWriter, source: Path, context: RunContext) -> di
         if sample.sample_id in seen:
             raise UserError(f"{source} line {number}: the id {sample.sample_id!r} is there twice")
         seen.add(sample.sample_id)
+        ends += mask_ends(sample, context.spec.eos_token_ids)
         held_out = below_share(sample.sample_id, config.data.held_out_share, str(config.seed))
         writer.add_sample("held_out" if held_out else "train", sample)
     if sum(writer.drops.values()) > config.data.max_drop_share * num_rows:
@@ -96,6 +100,12 @@ def _read_jsonl(writer: PreparedWriter, source: Path, context: RunContext) -> di
             f"most often: {reason} ({count} rows)",
             hint="mend the data, or raise data.max_drop_share",
         )
+    for where in ("before", "behind"):
+        if ends[where] > ends["at"]:
+            say(
+                f"  warning: {ends[where]} of {ends.total()} masked spans end one token {where} the end of "
+                f"their turn, {ends['at']} at it: the loss_mask may be shifted by one"
+            )
     spec = context.spec
     return {
         "tokenizer_fingerprint": spec.tokenizer_fingerprint,
@@ -104,13 +114,13 @@ def _read_jsonl(writer: PreparedWriter, source: Path, context: RunContext) -> di
 
 
 def _rows(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with source.open(encoding="utf-8") as f:
+    with source.open("rb") as f:
         for number, line in enumerate(f, start=1):
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise UserError(f"{source} line {number} is not JSON") from None
             if not isinstance(row, dict) or not isinstance(row.get("input_ids"), list):
                 raise UserError(

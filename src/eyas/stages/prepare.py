@@ -12,7 +12,8 @@ from eyas.config.schema import DataSettings
 from eyas.data.chat import ChatRenderer, RenderError
 from eyas.data.identity import SeenRows, below_share, hash_of, split_key
 from eyas.data.prepared import PreparedWriter, Split, is_whole
-from eyas.data.shapes import Record, RenderedText, parse_row
+from eyas.data.samples import mask_ends
+from eyas.data.shapes import Record, RenderedText, TokenRow, parse_row
 from eyas.data.sources import BROKEN, Drop, read_source, source_fingerprint
 from eyas.errors import EyasError, UserError
 from eyas.progress import Progress, say
@@ -191,6 +192,11 @@ def _warnings(record: Record, samples: list[TokenizedSample], renderer: ChatRend
         roles = [m.role for m in record.messages]
         if any(a == b and a in ("user", "assistant") for a, b in pairwise(roles)):
             yield "repeated_role"
+    if isinstance(record, TokenRow):
+        ends = sum((mask_ends(s, renderer.eos_token_ids) for s in samples), Counter())
+        for where in ("before", "behind"):
+            if ends[where] > ends["at"]:
+                yield f"mask_ends_one_token_{where}_end_of_turn"
     if any(not s.cut and s.loss_mask[-1] and s.input_ids[-1] not in renderer.eos_token_ids for s in samples):
         yield "no_end_of_turn"
 

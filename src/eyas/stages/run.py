@@ -28,7 +28,7 @@ from eyas.stages.regenerate import regenerate
 from eyas.stages.report import print_summary, write_report
 from eyas.stages.start import read_start
 from eyas.stages.stream import check_stream
-from eyas.stages.train import draft_config, train
+from eyas.stages.train import check_held_out, draft_config, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
     "prepare": prepare,
@@ -55,8 +55,11 @@ def run(context: RunContext, as_json: bool = False) -> None:
             _screen(as_json, stages) as screen,
             on_screen(StatusFile(screen, progress_path(run_dir))),
         ):
+            check_held_out(context.config.data.held_out_share)
             for name in stages:
                 _run_shown(context, name)
+                if name == "prepare":
+                    check_held_out(facts_of(context, name)["counts"].get("held_out_conversations", 0))
             write_card(context)
             page = write_report(context)
     except UserError:

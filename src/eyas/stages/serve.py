@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eyas.config.schema import TargetSettings
+from eyas.config.secrets import without_secrets
 from eyas.errors import UserError
 from eyas.export.read import StoredDraft, read_draft
 from eyas.export.vllm import sglang_trouble
@@ -72,7 +73,7 @@ def serve(options: ServeOptions, print_only: bool) -> None:
     folder = locate(str(name))
     on_cpu = _check_memory(folder, options)
     words = command(options, stored, str(folder), on_cpu)
-    say(f"serve: {shlex.join(words)}")
+    say(f"serve: {shlex.join(without_secrets(words))}")
     if on_cpu:
         words[0] = sys.executable
     os.execvp(words[0], words)

@@ -49,6 +49,7 @@ def train(context: RunContext) -> None:
         inputs["samples"] = context.output_of(context.samples_stage)
     for split in context.stored_splits:
         check_same_target(StoreManifest.read(context.states_folder / split).spec, context.spec)
+    check_held_out(StoreManifest.read(context.states_folder / "held_out").shard_bounds[-1])
     if settings.num_gpus > 1 and not dist.is_torchelastic_launched():
         check_ranks(settings, settings.num_gpus)
         if context.device == "cuda":
@@ -182,6 +183,15 @@ def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None =
         num_layers=shape.num_layers,
         attention=shape.attention,
     )
+
+
+def check_held_out(num: float) -> None:
+    """Raises: UserError when there are none of the samples that choose the best checkpoint."""
+    if not num:
+        raise UserError(
+            "nothing is held out, and held-out samples choose the best checkpoint",
+            hint="set data.held_out_share (such as 0.05) or add conversations, and start with --fresh",
+        )
 
 
 def check_same_target(stored: TargetSpec, asked: TargetSpec) -> None:

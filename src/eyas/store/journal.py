@@ -40,7 +40,11 @@ class ShardRecord:
         try:
             value = unseal(json.loads(line))
             value["failures"] = tuple((str(i), str(r)) for i, r in value["failures"])
-            return cls(**value)
+            record = cls(**value)
+            for name in ("shard", "num_samples", "num_tokens", "num_bytes", "attempt"):
+                if type(getattr(record, name)) is not int:
+                    raise ValueError(f"{name} is no whole number")
+            return record
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"not a record: {error}") from None
 

@@ -64,6 +64,8 @@ class StoreManifest:
                 )
             value = unseal(value)
             bounds = tuple(int(i) for i in value["shard_bounds"])
+            if not bounds or bounds[0] != 0 or list(bounds) != sorted(bounds):
+                raise ValueError("its shards do not follow each other")
             spec = TargetSpec.from_json(value["spec"])
             return cls(spec, str(value["data_fingerprint"]), bounds, str(value["states_dtype"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -73,8 +73,15 @@ class Weights:
         if (size := self.files.size(INDEX)) is not None:
             try:
                 index: dict[str, str] = json.loads(self.files.read(INDEX, 0, size))["weight_map"]
-            except (ValueError, KeyError, TypeError):
+                named = set(index.values())
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(f"{self.files.where}/{INDEX} is damaged", hint=_AGAIN) from None
+            for file in named:
+                if not isinstance(file, str) or Path(file).name != file:
+                    raise UserError(
+                        f"{self.files.where}/{INDEX} names {file!r}, which is no file of that folder",
+                        hint=_AGAIN,
+                    )
             return index
         found = self.files.weight_files()
         # Some models come a second time in their maker's own format.
@@ -182,7 +189,15 @@ class Weights:
                 )
                 for name, value in header.items()
             }
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError):
+            for entry in entries.values():
+                places = (*entry.shape, entry.start - 8 - length, entry.stop - entry.start)
+                if not isinstance(entry.dtype, str) or not all(type(n) is int and n >= 0 for n in places):
+                    raise ValueError("a place that is none")
+                if entry.dtype in _DTYPES and entry.stop - entry.start != (
+                    entry.num_elements * _DTYPES[entry.dtype].itemsize
+                ):
+                    raise ValueError("a shape of another size")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise self._damaged(file, "its header cannot be read") from None
         end = max((e.stop for e in entries.values()), default=8 + length)
         if end != size:

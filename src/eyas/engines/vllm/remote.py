@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from eyas.engines.credentials import from_netrc
 from eyas.engines.vllm.arguments import captured_layers
 from eyas.engines.vllm.staging import (
     FACTS_KEY,
@@ -46,7 +47,7 @@ class ServerSession:
         self._folder = folder
         # No other client of the server may write under our names, nor take our files.
         self._mark = f"{socket.gethostname().partition('.')[0]}-{os.getpid()}-{os.urandom(3).hex()}"
-        self._tls = httpx.create_ssl_context()
+        self._tls, self._auth = httpx.create_ssl_context(), from_netrc()
         self._clients = threading.local()
         self._closing = threading.Event()
         self._open: set[Future[Finished]] = set()
@@ -97,7 +98,7 @@ class ServerSession:
         client = getattr(self._clients, "own", None)
         if client is None:  # one connection a thread: httpx's pool is slow with many
             client = self._clients.own = httpx.Client(
-                verify=self._tls, timeout=httpx.Timeout(_ANSWER_S, connect=30)
+                verify=self._tls, timeout=httpx.Timeout(_ANSWER_S, connect=30), auth=self._auth
             )
         body = {
             "model": self.model,
@@ -139,12 +140,14 @@ class ServerSession:
         if FACTS_KEY not in params or "hidden_states_path" not in params:
             return None
         there = Path(params["hidden_states_path"])
+        if self._mark not in there.name:  # it is read and removed, so it must be one that we asked for
+            return None
         return (self._folder or there.parent) / there.name
 
     # ------------------------------------------------------------- before any work
     def _served_model(self, max_length: int) -> str:
         try:
-            reply = httpx.get(f"{self.url}/models", timeout=30, verify=self._tls)
+            reply = httpx.get(f"{self.url}/models", timeout=30, verify=self._tls, auth=self._auth)
             reply.raise_for_status()
             served = reply.json()["data"][0]
             name, longest = str(served["id"]), served.get("max_model_len")
