@@ -149,3 +149,7 @@ def test_a_stream_is_planned_with_captures_in_every_epoch_and_only_held_out_stat
     keeping = plan(RunContext(load_config(None, kept)), rates, tokens=1_000_000)
     assert "900,000 tokens captured" in next(s.work for s in keeping.stages if s.stage == "train")
     assert keeping.disk[0].bytes == disk[0]
+    beside = [*settings, "train.source=stream", "extract.fleet={replicas: 2}"]
+    fleet = plan(RunContext(load_config(None, beside)), rates, tokens=1_000_000)
+    assert next(s.seconds for s in fleet.stages if s.stage == "train") == pytest.approx(2 * 900)
+    assert fleet.memory[1].bytes == training[0]

@@ -138,7 +138,10 @@ def plan(
     if config.train.source == "stream":
         rate = _rate("extract", given, earlier, measured)
         captured = found.train if config.train.keep_states else trained
-        stages = [_in_turns(s, captured, rate) if s.stage == "train" else s for s in stages]
+        stages = [
+            _with_captures(s, captured, rate, config.extract.fleet is None) if s.stage == "train" else s
+            for s in stages
+        ]
     return Plan(
         shape=shape,
         tokens=found,
@@ -300,8 +303,10 @@ def _rate(
     return None
 
 
-def _in_turns(train: StagePlan, num_tokens: float, rate: tuple[float, str] | None) -> StagePlan:
-    """Return the plan of training in turns with an engine, which computes the tokens of every epoch."""
+def _with_captures(
+    train: StagePlan, num_tokens: float, rate: tuple[float, str] | None, in_turns: bool
+) -> StagePlan:
+    """Return the plan of training in turns with an engine, or beside a fleet of them."""
     if train.state == "done":
         return train
     work = f"{train.work}, {num_tokens:,.0f} tokens captured"
@@ -313,8 +318,9 @@ def _in_turns(train: StagePlan, num_tokens: float, rate: tuple[float, str] | Non
         )
         return dataclasses.replace(train, work=work, seconds=None, basis=basis)
     captures = num_tokens / rate[0]
-    basis = f"{train.basis}; captures in turns with it, {rate[1]}"
-    return dataclasses.replace(train, work=work, seconds=train.seconds + captures, basis=basis)
+    basis = f"{train.basis}; captures {'in turns with it' if in_turns else 'beside it'}, {rate[1]}"
+    seconds = train.seconds + captures if in_turns else max(train.seconds, captures)
+    return dataclasses.replace(train, work=work, seconds=seconds, basis=basis)
 
 
 def _share_done(context: RunContext, stage: str) -> float:
@@ -375,7 +381,8 @@ def _memory(
     room, basis = gpus if on_gpu else ram, "draft, optimizer, the target's embedding and head, one batch"
     turns = []
     if config.train.source == "stream":
-        turns = [Need("train, memory", config.train.stream_bytes, ram, "states of one turn, at most")]
+        turns = [Need("train, memory", config.train.stream_bytes, ram, "states on their way, at most")]
+    if turns and config.extract.fleet is None:
         basis += "; the engine beside them"
         if config.extract.engine != "vllm":
             training += engine
