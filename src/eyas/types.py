@@ -191,6 +191,8 @@ class TargetSpec:
         names = {f.name for f in dataclasses.fields(cls)}
         if set(value) != names:
             raise ContractError(f"target description has other fields: {sorted(set(value) ^ names)}")
+        if value["dtype"] not in ("float32", "bfloat16", "float16"):
+            raise ContractError(f"target description has dtype {value['dtype']!r}")
         tuples = {"aux_layer_ids", "eos_token_ids"}
         fields: dict[str, Any] = {k: tuple(v) if k in tuples else v for k, v in value.items()}
         return cls(**fields)

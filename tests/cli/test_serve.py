@@ -99,7 +99,7 @@ def test_a_changed_byte_and_a_truncated_file(draft: Path) -> None:
 def test_a_config_that_is_cut_off(draft: Path) -> None:
     path = draft / "config.json"
     path.write_text(path.read_text()[:50])
-    assert_refused(eyas("serve", draft), "config.json is damaged", "export again")
+    assert_refused(eyas("serve", draft), "config.json is damaged", "export, copy or download it again")
 
 
 def test_an_engine_that_is_not_installed(draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ class ServerSession:
         # No other client of the server may write under our names, nor take our files.
         self._mark = f"{socket.gethostname().partition('.')[0]}-{os.getpid()}-{os.urandom(3).hex()}"
         self._tls, self._auth = httpx.create_ssl_context(), from_netrc()
-        self._clients = threading.local()
+        self._clients, self._made = threading.local(), list[httpx.Client]()
         self._closing = threading.Event()
         self._open: set[Future[Finished]] = set()
         self.model = self._served_model(max_length)
@@ -77,6 +77,8 @@ class ServerSession:
     def close(self) -> None:
         self._closing.set()
         self._pool.shutdown(cancel_futures=True)
+        for client in self._made:
+            client.close()
         if self._folder is not None:
             for path in self._folder.iterdir():
                 if self._mark in path.name:
@@ -100,6 +102,7 @@ class ServerSession:
             client = self._clients.own = httpx.Client(
                 verify=self._tls, timeout=httpx.Timeout(_ANSWER_S, connect=30), auth=self._auth
             )
+            self._made.append(client)
         body = {
             "model": self.model,
             "prompt": token_ids,
