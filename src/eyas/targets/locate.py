@@ -7,7 +7,7 @@ from eyas.errors import UserError
 from eyas.files import read_json
 from eyas.targets.demo import DEMO_PREFIX, demo_model_folder
 from eyas.targets.files import is_url
-from eyas.targets.remote import describe_hub, describe_url
+from eyas.targets.remote import describe_hub, describe_url, unfetched
 from eyas.targets.weights import Weights
 
 
@@ -119,8 +119,4 @@ def _download(model: str, revision: str | None) -> Path:
             )
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise UserError(
-            f"target.model={model} is neither a local folder nor a hub model that can be fetched"
-            f" ({type(error).__name__})",
-            hint="check the spelling, the network, and huggingface-cli login for gated models",
-        ) from None
+        raise unfetched(model, error) from None

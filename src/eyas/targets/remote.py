@@ -77,9 +77,14 @@ def describe_hub(model: str, revision: str | None) -> Path:
     try:
         commit = HfApi().model_info(model, revision=revision).sha
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise UserError(
-            f"target.model={model} is neither a local folder nor a hub model that can be fetched"
-            f" ({type(error).__name__})",
-            hint="check the spelling, the network, and huggingface-cli login for gated models",
-        ) from None
+        raise unfetched(model, error) from None
     return describe_url(f"hf://{model}@{commit}")
+
+
+def unfetched(model: str, error: Exception) -> UserError:
+    """Return the error of a target that is neither here nor on a hub that answers."""
+    return UserError(
+        f"target.model={model} is neither a local folder nor a hub model that can be fetched"
+        f" ({type(error).__name__})",
+        hint="check the spelling, the network, and huggingface-cli login for gated models",
+    )

@@ -15,7 +15,7 @@ from eyas.engines.counters import SpecCounters, from_vllm
 from eyas.engines.served import Served
 from eyas.engines.vllm.arguments import Plan, engine_arguments
 from eyas.engines.vllm.engine import seed_of, to_completion
-from eyas.engines.vllm.session import first_line, vllm_environment, watch
+from eyas.engines.vllm.session import first_line, start_llm, vllm_environment, watch
 from eyas.engines.vllm.versions import check_draft_support, check_parallel
 from eyas.errors import EyasError, UserError
 from eyas.types import Failure, TargetSpec
@@ -147,7 +147,6 @@ class VllmDecoder:
 
 
 def _start(plan: Plan, draft: Path | None, num_draft_tokens: int) -> Any:
-    from vllm import LLM
     from vllm.platforms import current_platform
 
     own: dict[str, Any] = {"skip_tokenizer_init": True, "use_tqdm_on_load": False}
@@ -159,11 +158,4 @@ def _start(plan: Plan, draft: Path | None, num_draft_tokens: int) -> Any:
             "num_speculative_tokens": num_draft_tokens,
         }
     # Prefix caching stays off: prompts are answered several times over, and it would flatter the later ones.
-    arguments = engine_arguments(plan, Path(), current_platform.is_cpu(), **own)
-    try:
-        return LLM(**arguments)
-    except Exception as error:
-        raise EyasError(
-            f"vLLM did not start: {first_line(error)}",
-            hint="its own log is above; vllm.log_level=INFO shows more of it",
-        ) from error
+    return start_llm(engine_arguments(plan, Path(), current_platform.is_cpu(), **own))

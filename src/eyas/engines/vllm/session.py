@@ -149,7 +149,6 @@ def make_staging(asked: Path | None, num_bytes: int) -> Path:
 
 
 def _start(plan: Plan, staging: Path) -> Any:
-    from vllm import LLM
     from vllm.platforms import current_platform
 
     arguments = engine_arguments(
@@ -161,6 +160,13 @@ def _start(plan: Plan, staging: Path) -> Any:
         disable_log_stats=True,
         use_tqdm_on_load=False,
     )
+    return start_llm(arguments)
+
+
+def start_llm(arguments: dict[str, Any]) -> Any:
+    """Return a started vLLM. Raises: EyasError with its reason."""
+    from vllm import LLM
+
     try:
         return LLM(**arguments)
     except Exception as error:
