@@ -39,11 +39,9 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.taps import LayerTaps
 from eyas.engines.transformers import TransformersEngine, batches_by_length
 from eyas.files import fingerprint
-from eyas.targets.families import family_of
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
-from eyas.targets.teacher import TeacherHead, read_teacher
-from eyas.targets.weights import read_layer
+from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.train.batch import PackedBatch, lay_out
 from eyas.train.feed import feed
 from eyas.train.loop import Trainer
@@ -198,8 +196,7 @@ def new_draft(
 ) -> Eagle3Draft:
     shape = {k: v for k, v in recipe.draft.items() if k != "vocab_size"}
     draft = Eagle3Draft(draft_config_for(spec, len(vocab), **shape))
-    layer = family_of(spec.architecture).layer.format(spec.num_layers - 1)
-    last_layer = read_layer(folder, layer) if recipe.init == "target" else {}
+    last_layer = read_last_layer(folder, spec) if recipe.init == "target" else {}
     rows = teacher.head[torch.from_numpy(vocab.target_ids)]
     draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -280,6 +277,12 @@ class Lab:
             "held_out": {k: run.curve[-1][k] for k in (f"al{d}" for d in DEPTHS)},
             "suites": {suite: measure(run, readers[suite]) for suite in SUITES if suite in readers},
             "decoded": self._decode(run, ids) if self.args.decode_prompts else {},
+            # The stored answers to the prompts that were decoded: what decoding has to be compared with.
+            "decoded_replay": {
+                suite: measure(run, Reader(self.states[suite][: self.args.decode_prompts], self.spec, ids))
+                for suite in SUITES
+                if suite in self.states and self.args.decode_prompts
+            },
             "curve": run.curve,
             "loss": round(statistics.mean(r["loss"] for r in run.history[-20:] if "loss" in r), 4),
             "skipped": sum(1 for r in run.history if r.get("taken") is False),

@@ -25,6 +25,7 @@ def summarize(path: Path) -> None:
     columns = [("held out", lambda r: r["held_out"])]
     columns += [(s, lambda r, s=s: r["suites"].get(s, {})) for s in SUITES]
     columns += [("decoded", lambda r: mean_of(r["decoded"].values()))]
+    columns += [("the same replayed", lambda r: mean_of(r.get("decoded_replay", {}).values()))]
     heads = [f"{name} K={k}" for name, _ in columns for k in DEPTHS]
     print("| recipe | seeds | steps | training s | " + " | ".join(heads) + " |")
     print("| --- " * (len(heads) + 4) + "|")
