@@ -39,6 +39,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.taps import LayerTaps
 from eyas.engines.transformers import TransformersEngine, batches_by_length
 from eyas.files import fingerprint
+from eyas.stages.train import aux_sizes
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
@@ -192,13 +193,15 @@ def unroll(run: Trainer, batch: PackedBatch) -> UnrollResult:
 
 
 def new_draft(
-    recipe: Recipe, spec: TargetSpec, vocab: VocabMap, teacher: TeacherHead, folder: Path, seed: int
+    recipe: Recipe, states: Reader, vocab: VocabMap, teacher: TeacherHead, folder: Path, seed: int
 ) -> Eagle3Draft:
+    spec = states.spec
     shape = {k: v for k, v in recipe.draft.items() if k != "vocab_size"}
     draft = Eagle3Draft(draft_config_for(spec, len(vocab), **shape))
     last_layer = read_last_layer(folder, spec) if recipe.init == "target" else {}
     rows = teacher.head[torch.from_numpy(vocab.target_ids)]
-    draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed)
+    sizes = aux_sizes(states).cpu() if recipe.init == "target" else None
+    draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed, sizes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         if recipe.init != "target":
@@ -247,7 +250,7 @@ class Lab:
         }
         with tempfile.TemporaryDirectory() as root:
             run = Run(
-                draft=new_draft(recipe, readers["train"].spec, vocab, self.teacher, self.folder, seed),
+                draft=new_draft(recipe, readers["train"], vocab, self.teacher, self.folder, seed),
                 teacher=self.teacher,
                 vocab=vocab,
                 train_states=readers["train"],

@@ -1,7 +1,11 @@
 """The draft's decoder layer is a Llama layer that reads two vectors; where the two coincide they agree."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Attention,
@@ -12,8 +16,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.draft.layers import llama_config
+from eyas.stages.train import aux_sizes
+from eyas.store.memory import MemoryStore
 from eyas.train.attention import attend
-from tiny import make_spec
+from tiny import answered_states, make_spec
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -180,3 +186,25 @@ def test_initialisation_starts_from_the_target_and_is_the_same_for_the_same_seed
     assert torch.equal(first["norm.weight"], norm)
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
+
+
+def test_a_norm_of_an_aux_layer_starts_at_the_layers_size_and_so_does_what_passes_through() -> None:
+    config = draft_config_for(make_spec(), 20, fc_norm=True)
+    sizes = torch.tensor([2.0, 6.0, 23.0])
+    draft = Eagle3Draft(config)
+    draft.initialise(torch.randn(50, 16), torch.randn(20, 16), torch.rand(16), {}, 0, sizes)
+    aux = sizes[:, None] * F.rms_norm(torch.randn(40, 3, 16), (16,))
+    distance = (draft.fuse(aux) - aux[:, -1]).norm() / aux[:, -1].norm()
+    assert distance < 0.2  # the noise that fc starts with
+
+
+def test_the_usual_size_of_an_aux_layer_is_not_that_of_a_huge_first_token(tiny_engine: Any) -> None:
+    states = []
+    for item in answered_states(tiny_engine, 4, 12):
+        aux = item.aux.clone()
+        aux[0] *= 1000
+        states.append(dataclasses.replace(item, aux=aux))
+    rest = torch.cat([s.aux[1:] for s in states]).pow(2).mean(-1).sqrt()
+    found = aux_sizes(MemoryStore(tiny_engine.spec, states))
+    assert (found >= rest.min(0).values).all()
+    assert (found <= rest.max(0).values).all()

@@ -122,19 +122,24 @@ class Eagle3Draft(nn.Module):
         norm_weight: torch.Tensor,
         last_layer: Mapping[str, torch.Tensor],
         seed: int,
+        aux_sizes: torch.Tensor | None = None,
     ) -> None:
         """Start from the target: its embedding [V, D], final norm [D], head rows [W, D] and last layer.
 
         ``fc`` starts as a pass-through of the last aux layer with a little noise on all of them: the
         latest state is the best single guess of what the last layer will say. Of ``last_layer`` (weights
         by their names in it) the lowest layer takes those whose shape fits; its attention reads the half of
-        the input that holds the hidden state.
+        the input that holds the hidden state. What those weights add is as large as the target's states are:
+        ``aux_sizes`` [A], the aux layers' usual root mean squares, keep ``fc_norm`` from making them small.
         """
         generator = torch.Generator().manual_seed(seed)
         width, target_width = self.config.hidden_size, self.config.target_hidden_size
         for parameter in self.trainable().values():
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+        if self.config.fc_norm and aux_sizes is not None:
+            for layer, size in enumerate(aux_sizes.tolist()):
+                self.get_parameter(f"fc_norm.{layer}.weight").fill_(size)
         if width == target_width:
             self.fc.weight[:, -width:] += torch.eye(width)
             self.embed_tokens.weight.copy_(embedding)

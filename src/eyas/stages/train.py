@@ -20,6 +20,7 @@ from eyas.progress import mute, say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.start import draft_from, read_start, start_folder, vocab_of
 from eyas.stages.stream import facts_of_stream, streaming
+from eyas.store.base import StateReader
 from eyas.store.manifest import StoreManifest
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.trackers.base import Trackers
@@ -161,8 +162,18 @@ def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eag
     # A scale of the logits becomes part of the draft's rows; engines apply none to a draft.
     rows = teacher.head[torch.from_numpy(vocab.target_ids)] * teacher.logit_scale
     last_layer = read_last_layer(context.target_folder, context.spec)
-    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed)
+    sizes = aux_sizes(context.store("held_out")) if draft.config.fc_norm else None
+    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed, sizes)
     return draft
+
+
+def aux_sizes(states: StateReader, num_samples: int = 32) -> torch.Tensor:
+    """Return each aux layer's usual root mean square [A], from the first samples.
+
+    The median over tokens: the first token of many targets is a thousand times the others' size.
+    """
+    some = [states.read(i).aux.float() for i in range(min(num_samples, len(states.lengths)))]
+    return torch.cat(some).pow(2).mean(-1).sqrt().median(0).values
 
 
 def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None = None) -> DraftConfig:
