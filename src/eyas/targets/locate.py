@@ -94,11 +94,7 @@ def locate_config(model: str) -> dict[str, Any]:
         try:
             path = Path(hf_hub_download(model, "config.json"))
         except (HfHubHTTPError, EntryNotFoundError, LocalEntryNotFoundError, OSError) as error:
-            raise UserError(
-                f"the target {model} is neither a local folder nor a hub model that can be fetched"
-                f" ({type(error).__name__})",
-                hint="check the spelling, the network, and huggingface-cli login for gated models",
-            ) from None
+            raise unfetched(model, error) from None
     try:
         config: dict[str, Any] = read_json(path)
     except ValueError:

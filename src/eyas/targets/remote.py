@@ -84,7 +84,7 @@ def describe_hub(model: str, revision: str | None) -> Path:
 def unfetched(model: str, error: Exception) -> UserError:
     """Return the error of a target that is neither here nor on a hub that answers."""
     return UserError(
-        f"target.model={model} is neither a local folder nor a hub model that can be fetched"
+        f"the target {model} is neither a local folder nor a hub model that can be fetched"
         f" ({type(error).__name__})",
         hint="check the spelling, the network, and huggingface-cli login for gated models",
     )
