@@ -4,9 +4,9 @@ import re
 
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
+from eyas.screens import size
 from eyas.stages.card import write_card
 from eyas.stages.context import RunContext, facts_of
-from eyas.stages.plan import size
 
 # stage.json is the run's own business: it names folders of this machine.
 _PUBLISHED = ("README.md", "config.json", "model.safetensors")
