@@ -25,7 +25,6 @@ from eyas.stages.shelf import Check, Shelf, check_states
 from eyas.stages.statistics import table_of
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
-from eyas.targets.size import weight_bytes
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.targets.weights import Weights
 from eyas.types import TargetSpec, TokenizedSample
@@ -192,8 +191,8 @@ def _probed(
     context: RunContext, engine: Engine, samples: Sequence[TokenizedSample], teacher: TeacherHead
 ) -> Probed:
     reference = None
-    size = weight_bytes(Weights(context.target_folder))
-    if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
+    is_small = Weights(context.target_folder).num_bytes <= REFERENCE_BYTES
+    if context.config.extract.engine != "transformers" and is_small:
         reference = context.make_engine("transformers")
     try:
         exact = teacher.to("cpu", torch.float32)

@@ -29,10 +29,6 @@ class StoreManifest:
     def num_shards(self) -> int:
         return len(self.shard_bounds) - 1
 
-    @property
-    def stored_dtype(self) -> str:
-        return self.spec.dtype if self.states_dtype == "auto" else self.states_dtype
-
     def write(self, where: "Path | str | Folder") -> None:
         value = {
             "format_version": FORMAT_VERSION,
