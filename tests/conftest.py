@@ -9,10 +9,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+from hypothesis import settings
 
 from eyas.engines.transformers import TransformersEngine
 from eyas.types import TargetSpec
 from tiny import make_target, spec_of
+
+# The same examples each time, and no example too slow for a busy machine.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

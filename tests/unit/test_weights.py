@@ -223,7 +223,7 @@ def test_three_tensors_come_out_of_600_gigabytes_in_seconds_and_in_their_own_mem
         pytest.skip("the file system has no sparse files")
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     described, teacher = spec_of(target), read_teacher(target, spec)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "reading all of it takes many minutes"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
     assert described.weights_fingerprint != spec.weights_fingerprint
     assert torch.equal(teacher.head, known["lm_head.weight"])
