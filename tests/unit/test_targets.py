@@ -1,5 +1,6 @@
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from eyas.config.schema import TargetSettings
 from eyas.errors import ContractError, UserError
 from eyas.targets.families import family_of
-from eyas.targets.locate import locate
+from eyas.targets.locate import locate, locate_config, locate_description
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.targets.weights import Weights
@@ -149,5 +150,19 @@ def test_what_cannot_be_a_hub_id_is_never_asked_of_the_hub(name: str) -> None:
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_the_users_error() -> None:
-    with pytest.raises(UserError, match="neither a local folder nor a hub model"):
-        locate("nobody/no-such-model")
+    for find in (locate, locate_description, locate_config):
+        with pytest.raises(UserError, match="neither a local folder nor a hub model"):
+            find("nobody/no-such-model")
+
+
+def test_a_machine_without_a_network_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import HTTPError
+
+    def nobody(*arguments: Any, **named: Any) -> None:
+        raise HTTPError("[Errno -2] Name or service not known")  # as the hub's client: no OSError
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", nobody)
+    with pytest.raises(UserError, match="neither a local folder nor a hub model") as caught:
+        locate_description("nobody/no-such-model")
+    assert "the network" in str(caught.value.hint)
