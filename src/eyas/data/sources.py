@@ -241,7 +241,8 @@ def _read_hub(source: str) -> Iterator[Row]:
         raise UserError(
             f"{source} needs the datasets library", hint="pip install 'eyas[hub]', or download its files"
         ) from None
-    from huggingface_hub.errors import HTTPError  # of its client: no OSError where nobody answers
+    # Of its client: no OSError where nobody answers.
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     name, revision, config, split = match.groups()
     try:

@@ -107,7 +107,7 @@ def unreachable(*further: type[Exception]) -> tuple[type[Exception], ...]:
 
     The errors of the hub's client are its own; where there is no network they are no OSError.
     """
-    from huggingface_hub.errors import EntryNotFoundError, HTTPError
+    from huggingface_hub.errors import EntryNotFoundError, HTTPError  # type: ignore[attr-defined]
 
     return OSError, ValueError, EntryNotFoundError, HTTPError, *further
 
