@@ -17,8 +17,8 @@ from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.draft.layers import llama_config
 from eyas.stages.train import aux_sizes
-from eyas.store.memory import MemoryStore
 from eyas.train.attention import attend
+from memory_store import MemoryStore
 from tiny import answered_states, make_spec
 
 ROPES = {
