@@ -37,6 +37,15 @@ def test_settings_override_layers_and_dtype(tiny_target: Path) -> None:
     assert (spec.aux_layer_ids, spec.dtype) == ((0, 6), "bfloat16")
 
 
+def test_a_transformers_that_an_old_vllm_asks_for_is_refused(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.__version__", "4.57.6")
+    with pytest.raises(UserError, match=r"transformers 4\.57\.6 is too old, eyas needs 5\.0") as error:
+        spec_of(tiny_target)
+    assert "vLLM before 0.19 forbids that" in str(error.value.hint)
+
+
 def test_end_of_turn_is_all_that_any_file_names(target: Path) -> None:
     change_json(target / "config.json", eos_token_id=[5, 1])
     change_json(target / "generation_config.json", eos_token_id=9)
