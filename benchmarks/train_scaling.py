@@ -39,7 +39,7 @@ class Runner:
         self.ranks = ranks
         self.fused = FusedUnroll(self.draft, self.teacher.head.dtype)
         copies = self.fused.weights.copies if device.type == "cuda" else None
-        self.stepper = Stepper(make_optimizers(self.draft, self.settings)[0], self.settings, 10_000, copies)
+        self.stepper = Stepper(make_optimizers(self.draft.trainable(), self.settings)[0], self.settings, 10_000, copies)
 
     def step(self, batches: list[PackedBatch], together: bool) -> None:
         weights = self.fused.weights
