@@ -67,7 +67,7 @@ def spec_of(case: Case) -> TargetSpec:
         model="random",
         revision=None,
         architecture="LlamaForCausalLM",
-        hidden_size=config.hidden_size,
+        hidden_size=config.target_hidden_size,
         vocab_size=config.target_vocab_size,
         num_layers=8,
         aux_layer_ids=(2, 4, 5),

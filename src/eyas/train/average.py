@@ -31,7 +31,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the averages in the weights' place while the context is open; ``masters`` are what they replace."""
+        """Put the averages into the weights while the context is open; ``masters`` are what they replace."""
         self.masters = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._put(self.averages)
         try:

@@ -42,7 +42,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class State:
-    """What training goes on from, whole and in the host's memory: weights by name; ``NAME:KEY`` of optimizers."""
+    """What training goes on from, whole and in the host's memory: weights, and ``NAME:KEY`` of optimizers."""
 
     weights: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, torch.Tensor]
@@ -61,8 +61,8 @@ class State:
         """
 
         def whole(name: str, value: torch.Tensor) -> torch.Tensor:
-            is_cut = join is not None and value.ndim > 0
-            return (join(name, value) if is_cut else value.detach()).cpu().contiguous()
+            joined = join(name, value) if join and value.ndim else value.detach()  # a step count is no slice
+            return joined.cpu().contiguous()
 
         names_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         moments = {

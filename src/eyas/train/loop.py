@@ -41,7 +41,7 @@ from eyas.train.metrics import Acceptance, StepSums, replay_answers
 from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.ranks import Ranks, share_of
 from eyas.train.schedule import check_ranks, costs_of, plan_steps
-from eyas.train.slices import Slices
+from eyas.train.slices import Slices, check_slices
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import UnrollResult, run_unroll
 from eyas.types import VocabMap
@@ -89,16 +89,17 @@ class Trainer:
             # One embedding on the card, in the compute dtype; it is frozen, so nothing is lost.
             self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
         self.slices: Slices | None = None
-        if self.settings.shard and self.ranks.size > 1:
+        check_slices(self.settings)
+        if self.settings.shard and self.ranks.size == 1:
+            say("train: train.shard does nothing for one process; set train.num_gpus")
+        elif self.settings.shard:
             frozen = () if self.settings.train_head else ("lm_head.weight",)
             self.slices = Slices(self.draft, self.dtype, self.device, frozen)
         self.draft.to(self.device)
         # The weights that the optimizers step: the draft's own, or this rank's slices of them.
         self.masters = self.slices.masters if self.slices else self.draft.trainable()
         self.target_ids = torch.from_numpy(self.vocab.target_ids).to(self.device)
-        self.fused = fused_unroll(
-            self.draft, self.dtype, self.device, self.settings, self.slices is not None
-        )
+        self.fused = fused_unroll(self.draft, self.dtype, self.device, self.settings, self.slices is not None)
         if self.fused and self.ranks.size > 1:
             whole = self.ranks.start_adding_up
             self.fused.weights.hand_over = self.slices.add if self.slices else lambda name, sum: whole(sum)

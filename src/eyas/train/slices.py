@@ -11,7 +11,8 @@ from collections.abc import Collection
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from eyas.config.schema import TrainSettings
 from eyas.draft.eagle3 import Eagle3Draft
@@ -29,6 +30,7 @@ class Slices:
         self, draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, frozen: Collection[str] = ()
     ) -> None:
         self.whole = draft.trainable()
+        assert dist.group.WORLD is not None
         self.mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
         self.masters: dict[str, nn.Parameter] = {}
         self._coming: tuple[str, DTensor] | None = None
@@ -37,12 +39,6 @@ class Slices:
             if name not in frozen:
                 master.grad = torch.zeros_like(master)
             parameter.data = parameter.detach().to(device, dtype if parameter.ndim == 2 else torch.float32)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of masters and gradient sums on this rank."""
-        kept = [t for p in self.masters.values() for t in (p, p.grad) if t is not None]
-        return sum(t.numel() * t.element_size() for t in kept)
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of a tensor that every rank has whole, on the device."""
@@ -77,7 +73,7 @@ class Slices:
 
     @torch.no_grad()
     def add(self, name: str, gradient: torch.Tensor) -> None:
-        """Start to add every rank's whole ``gradient`` to the slices, in fp32; leave it alone until ``settle``.
+        """Start to add every rank's whole ``gradient`` to the slices, in fp32; it is read until ``settle``.
 
         One is on its way at a time, so that whole gradients do not pile up.
         """
