@@ -11,8 +11,9 @@ from eyas.errors import UserError
 
 
 @contextmanager
-def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
-    """Join the cluster at ``address``, or start one on this machine with at least ``num_cpus`` slots.
+def cluster(address: str | None, num_cpus: int) -> Iterator[str]:
+    """Join the cluster at ``address``, or start one on this machine with at least ``num_cpus`` slots; yield
+    its address, for other processes that join.
 
     One that is connected already is used and left as it is.
     Raises: UserError when Ray is not installed or nobody answers.
@@ -24,7 +25,7 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
     import ray
 
     if ray.is_initialized():
-        yield
+        yield str(ray.get_runtime_context().gcs_address)
         return
     if address is not None and address != "auto":
         _knock(address)
@@ -43,7 +44,7 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
             hint="every machine needs the same versions of Python and Ray",
         ) from None
     try:
-        yield
+        yield str(ray.get_runtime_context().gcs_address)
     finally:
         ray.shutdown()
 
