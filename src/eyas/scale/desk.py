@@ -13,7 +13,7 @@ _NAMESPACE = "eyas"
 Key = tuple[int, int]
 
 
-class _Actor:
+class _Desk:
     """The desk itself: each result is taken once, and whoever comes first waits."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Desk:
         name, here = f"desk-{uuid.uuid4().hex}", ray.get_runtime_context().get_node_id()
         strategy = NodeAffinitySchedulingStrategy(here, soft=False)
         options = {"num_cpus": 0, "name": name, "namespace": _NAMESPACE, "scheduling_strategy": strategy}
-        return cls(ray.remote(_Actor).options(**options).remote(), name)
+        return cls(ray.remote(_Desk).options(**options).remote(), name)
 
     @classmethod
     def find(cls, name: str) -> "Desk":

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -15,9 +15,7 @@ import torch
 from eyas.config.load import LoadedConfig
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
-from eyas.scale.cluster import check_room, cluster
-from eyas.scale.desk import Desk, DeskClosed
-from eyas.scale.fleet import Fleet
+from eyas.scale.cluster import Place, check_room, cluster, joined
 from eyas.stages.context import RunContext
 from eyas.stages.extract_fleet import check_fleet, common_facts, for_actors
 from eyas.stages.kept import Unit
@@ -26,6 +24,9 @@ from eyas.train.last_word import RankLeft
 from eyas.train.launch import as_if_alone
 from eyas.train.ranks import Ranks
 from eyas.types import HiddenStates, TokenizedSample
+
+if TYPE_CHECKING:
+    from eyas.scale.fleet import Fleet
 
 
 class Sent(NamedTuple):
@@ -54,9 +55,11 @@ class EngineFleet:
         self._stack = ExitStack()
         try:
             self._check_machines()
-            address, name = ranks.on_first(self._open)
+            place, name = ranks.on_first(self._open)
             if not ranks.is_first:
-                self._stack.enter_context(cluster(address, 0))
+                self._stack.enter_context(joined(place))
+                from eyas.scale.desk import Desk
+
                 self._desk = Desk.find(name)
         except BaseException:
             self._stack.close()
@@ -67,6 +70,8 @@ class EngineFleet:
         self._num_left = len(own)
         threading.Thread(target=self._take, args=(own,), daemon=True).start()
         if self.ranks.is_first:
+            from eyas.scale.fleet import Fleet
+
             self._units, settings = units, self.context.config.extract.fleet
             assert settings is not None
             say(f"train: {settings.replicas} engines capture {len(own)} windows; each is probed first")
@@ -124,20 +129,24 @@ class EngineFleet:
                 hint="join them first (ray start --head; ray start --address HOST:6379), and set ray.address",
             )
 
-    def _open(self) -> tuple[str, str]:
+    def _open(self) -> tuple[Place, str]:
         """Start Ray or join it; return its address and the desk's name, for the other ranks."""
         config = self.context.config
         assert config.extract.fleet is not None
         with as_if_alone():
             replicas = config.extract.fleet.replicas
-            address = self._stack.enter_context(cluster(config.ray.address, replicas))
+            place = self._stack.enter_context(cluster(config.ray.address, replicas))
         check_room(config.extract.fleet)
+        from eyas.scale.desk import Desk
+
         self._desk = Desk.open()
-        return address, self._desk.name
+        return place, self._desk.name
 
     def _say_why(self, unit: Unit, found: BaseException) -> NoReturn:
         if self._error is not None:
             raise self._error
+        from eyas.scale.desk import DeskClosed
+
         if isinstance(found, DeskClosed) and not self.ranks.is_first:
             raise RankLeft from found
         raise EyasError(
@@ -145,7 +154,7 @@ class EngineFleet:
             hint="its machine may have gone; the last checkpoint is intact: run the same command again",
         ) from found
 
-    def _drive(self, fleet: Fleet) -> None:
+    def _drive(self, fleet: "Fleet") -> None:
         try:
             for unit, reference in fleet.results():
                 self._desk.put((unit.window, unit.rank), reference)
