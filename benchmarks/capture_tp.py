@@ -31,7 +31,7 @@ from eyas.config.schema import VllmSettings
 from eyas.engines.probe import STATE_TOLERANCE, ProbeError, layer_names, probe, probe_samples, row_norms
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.targets.teacher import TeacherHead
-from eyas.targets.weights import read_tensor
+from eyas.targets.weights import Weights
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 COMMON = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
@@ -222,7 +222,7 @@ def equality(options: argparse.Namespace, scratch: Path) -> None:
     config = write_config(folder, options, **changes)
     write_weights(folder, config, getattr(torch, options.dtype))
     spec = read_spec(folder, options.dtype)
-    norm, head = (read_tensor(folder, f"{name}.weight") for name in ("model.norm", "lm_head"))
+    norm, head = (Weights(folder).read(f"{name}.weight") for name in ("model.norm", "lm_head"))
     teacher = TeacherHead(norm, head, head, "rms", config["rms_norm_eps"], None, 1.0).to("cpu", torch.float32)
     samples = [s for n in options.lengths for s in make_samples(n, 8 * n, spec)]
     first: dict[str, torch.Tensor] = {}

@@ -1,3 +1,4 @@
+import contextlib
 import os
 from pathlib import Path
 
@@ -13,6 +14,13 @@ import torch
 from eyas.engines.transformers import TransformersEngine
 from eyas.types import TargetSpec
 from tiny import make_target, spec_of
+
+# The same examples each time, and no example too slow for a busy machine. It is not in every environment.
+with contextlib.suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("steady", deadline=None, derandomize=True)
+    settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

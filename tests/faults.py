@@ -6,29 +6,45 @@ match and strikes at one of them, so the code under test needs no door for it.
 
 import fnmatch
 import json
+import multiprocessing
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from pipeline import Screen, eyas
+
 Strike = Callable[[], None]
+
+# Loaded once by the server that children are forked from.
+_PRELOADED = [
+    "faults",
+    *(f"eyas.stages.{stage}" for stage in ("prepare", "regenerate", "extract", "train", "export")),
+    "eyas.engines.transformers",
+    "transformers.models.llama.modeling_llama",
+]
 
 
 def fail(number: int) -> Strike:
     """Return a strike that raises OSError, as a full (28) or broken (5) disk does."""
+    return partial(_raise, number)
 
-    def strike() -> None:
-        raise OSError(number, os.strerror(number))
 
-    return strike
+def _raise(number: int) -> None:
+    raise OSError(number, os.strerror(number))
 
 
 def signal_self(number: int) -> Strike:
-    return lambda: os.kill(os.getpid(), number)
+    return partial(_signal_self, number)
+
+
+def _signal_self(number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
 @dataclass
@@ -72,28 +88,36 @@ def during(plan: Plan, command: Callable[[], Any]) -> Any:
         _plan = None
 
 
-def in_child(command: Callable[[], int]) -> int:
-    """Run a command in a child that may be killed; return its exit code, or minus the signal's number."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if not child:
-        code = 70
-        try:
-            # A shell may have started the tests in the background, where it has interrupts ignored.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            code = command()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def in_child(plan: Plan, *arguments: str | Path) -> Screen:
+    """Run ``eyas`` with a fault planned, in a child that may be killed; its code is then minus the signal.
+
+    Children come from a server of their own, so nothing that other tests left in this process is theirs.
+    """
+    start = multiprocessing.get_context("forkserver")
+    start.set_forkserver_preload(_PRELOADED)
+    told, tell = start.Pipe(duplex=False)
+    child = start.Process(target=_run, args=(plan, arguments, tell))
+    child.start()
+    tell.close()
+    try:
+        screen: Screen = told.recv()
+    except EOFError:
+        screen = Screen(0, "", "")
+    finally:
+        told.close()
+    child.join()
+    code = child.exitcode
+    child.close()
+    assert code is not None
+    return Screen(code, screen.out, screen.err)
 
 
-def kill(plan_at: tuple[str, str, int]) -> Plan:
-    event, pattern, nth = plan_at
-    return Plan(event, pattern, signal_self(signal.SIGKILL), nth)
+def _run(plan: Plan, arguments: tuple[str | Path, ...], tell: Connection) -> None:
+    # A shell may have started the tests in the background, where interrupts are ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    screen = during(plan, lambda: eyas(*arguments))
+    tell.send(screen)
+    sys.exit(screen.code)
 
 
 def contents(run: Path) -> dict[str, bytes]:

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from eyas.config.schema import TrainSettings
-from eyas.store.memory import MemoryStore
 from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
 from eyas.types import HiddenStates, TargetSpec, VocabMap
+from memory_store import MemoryStore
 from train_cases import EPS, THETA, Case, make_case
 
 LENGTHS = (20, 31, 17, 24, 29, 16, 22, 27, 30, 18, 25, 21, 19, 26, 23, 28)

@@ -38,7 +38,6 @@ def read_manifest(data: bytes, folder: Path) -> None:
     (folder / "manifest.json").write_bytes(data)
     manifest = StoreManifest.read(folder)
     assert manifest.num_shards >= 0
-    assert manifest.stored_dtype
 
 
 def read_lines_of_journal(data: bytes, folder: Path) -> None:

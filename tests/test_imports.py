@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas": set(),
     "eyas.errors": set(),
-    "eyas.files": set(),
+    "eyas.files": {"eyas.errors"},
     "eyas.locks": {"eyas.errors"},
     "eyas.progress": set(),
     "eyas.tensorfile": set(),

@@ -16,11 +16,11 @@ from eyas.config.schema import TargetSettings, TrainSettings
 from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.base import Prompt, Sampling
-from eyas.store.memory import MemoryStore
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_teacher
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample, VocabMap
+from memory_store import MemoryStore
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (

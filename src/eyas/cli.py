@@ -4,9 +4,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -327,31 +328,62 @@ def completion(shell: str) -> None:
 
 def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
-    # A scheduler's or eyas stop's SIGTERM ends a run as Ctrl-C does: workers are closed, work is kept.
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main else None
+    with _interruptible() as interrupts:
+        try:
+            function(*arguments, **named)
+        except KeyboardInterrupt:
+            _leave_interrupted()
+        except Exception as error:
+            # Ctrl-C in a terminal reaches the engine's processes too, and their end may be seen first.
+            if interrupts:
+                if debug:
+                    traceback.print_exc()
+                _leave_interrupted()
+            if isinstance(error, EyasError):
+                _show(debug, error.what, error.hint)
+                sys.exit(error.exit_code)
+            if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
+                sys.stderr.close()
+                sys.exit(1)
+            if isinstance(error, OSError):
+                hint = "complete work is kept; mend the cause and run the same command again"
+                _show(debug, str(error), hint)
+                sys.exit(1)
+            said = f": {' '.join(str(error).split())}" if str(error) else ""
+            hint = "this should not happen; please report what the command says with --debug"
+            _show(debug, f"{type(error).__name__}{said}", hint)
+            sys.exit(1)
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Let SIGTERM, a scheduler's or eyas stop's, end a command as Ctrl-C does: workers closed, work kept.
+
+    Yields the signals that have come.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, interrupt)
+    if before[signal.SIGINT] is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, interrupt)
     try:
-        function(*arguments, **named)
-    except EyasError as error:
-        _show(debug, error.what, error.hint)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")  # of several ranks, the first
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        sys.stderr.close()
-        sys.exit(1)
-    except OSError as error:
-        _show(debug, str(error), "complete work is kept; mend the cause and run the same command again")
-        sys.exit(1)
-    except Exception as error:
-        said = f": {' '.join(str(error).split())}" if str(error) else ""
-        hint = "this should not happen; please report what the command says with --debug"
-        _show(debug, f"{type(error).__name__}{said}", hint)
-        sys.exit(1)
+        yield came
     finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave_interrupted() -> NoReturn:
+    say("interrupted; the same command goes on from here")  # of several ranks, the first
+    sys.exit(130)
 
 
 def _show(debug: bool, what: str, hint: str | None) -> None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from eyas.errors import ContractError
+
 
 def fingerprint(value: Any) -> str:
     """Return 16 hex digits that identify a JSON-like value."""
@@ -23,17 +25,39 @@ def seal(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, "seal": fingerprint(json.loads(json.dumps(value)))}
 
 
-def unseal(value: Any) -> dict[str, Any]:
-    """Return what was sealed, without its checksum.
+class OtherVersionError(ValueError):
+    """What was sealed has the format of another version of eyas."""
 
-    Raises: ValueError when it is not what was sealed.
+
+def unseal(value: Any, version: int | None = None) -> dict[str, Any]:
+    """Return what was sealed, without its checksum; of format ``version``, where it has one.
+
+    Raises: ValueError when it is not what was sealed; OtherVersionError for another format.
     """
+    if version is not None and value["format_version"] != version:
+        raise OtherVersionError(f"format version {value['format_version']}, this eyas reads {version}")
     if not isinstance(value, dict) or not isinstance(value.get("seal"), str):
         raise ValueError("it has no checksum of itself")
     rest = {k: v for k, v in value.items() if k != "seal"}
     if fingerprint(rest) != value["seal"]:
         raise ValueError("its checksum is not the one written")
     return rest
+
+
+@contextmanager
+def refusing_damaged(where: object, hint: str) -> Iterator[None]:
+    """Turn errors of reading a sealed file into words for the user; ``hint`` mends a damaged one.
+
+    Raises: ContractError naming ``where``.
+    """
+    try:
+        yield
+    except OtherVersionError as error:
+        raise ContractError(
+            f"{where} has {error}", hint="make it again with --fresh, or use the eyas that wrote it"
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ContractError(f"{where} is damaged: {error}", hint=hint) from None
 
 
 def sha256_of_file(path: Path) -> str:

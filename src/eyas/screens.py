@@ -185,6 +185,15 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def size(num_bytes: float) -> str:
+    """Return bytes as a person says them: 57.3 KB, 1.2 GB, 33 TB (powers of ten, as disks are sold)."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.3g} TB"
+
+
 def _bar(share: float, width: int = 16) -> str:
     filled = round(width * min(1.0, share))
     return "█" * filled + "░" * (width - filled)

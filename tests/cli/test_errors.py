@@ -1,5 +1,7 @@
 """How an error looks, whoever raised it."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,20 @@ def test_a_traceback_is_shown_when_asked_for(run_file: Path, monkeypatch: pytest
     found = eyas("run", "-c", run_file, "--debug")
     assert found.err.startswith("Traceback")
     assert found.err.endswith("error: wrong\nhint: right\n")
+
+
+@pytest.mark.parametrize("later", [EyasError("the engine died"), RuntimeError("release unlocked lock")])
+def test_what_breaks_while_an_interrupted_command_is_closed_is_not_taken_for_the_reason(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, later: Exception
+) -> None:
+    def stage(*arguments: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            raise later
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run_module, "run_stage", stage)
+    found = eyas("run", "-c", run_file)
+    assert (found.code, found.err) == (130, "interrupted; the same command goes on from here\n")
+    assert signal.getsignal(signal.SIGTERM) is before

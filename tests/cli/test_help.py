@@ -1,7 +1,7 @@
+import resource
 import shlex
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -15,7 +15,7 @@ STAGES = ["prepare", "regenerate", "extract", "train", "export", "evaluate"]
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -42,17 +42,18 @@ def test_help_loads_no_slow_library() -> None:
 
 def test_help_answers_at_once() -> None:
     def seconds() -> float:
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert python("-m", "eyas", "--help").returncode == 0
-        return time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # The bar is 0.4 s on a machine with nothing else to do; the best of three forgives a busy one.
+    # The bar is 0.4 s; seconds of work, and the best of three, so that it may be a slow and busy machine.
     assert min(seconds() for _ in range(3)) < 1.0
 
 
-def test_importing_the_package_costs_nothing() -> None:
-    code = "import time; t = time.perf_counter(); import eyas; assert time.perf_counter() - t < 0.4"
-    assert python("-c", code).returncode == 0
+def test_importing_the_package_loads_nothing_else() -> None:
+    code = "import sys; before = set(sys.modules); import eyas; print(*(set(sys.modules) - before))"
+    assert python("-c", code).stdout.split() == ["eyas"]
 
 
 def commands(group: click.Group, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

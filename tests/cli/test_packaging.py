@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_a_wheel_and_an_sdist_hold_the_package_and_nothing_else(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from eyas.stages import serve as serve_module
+from machine import free_port
 from pipeline import Screen, change_json, eyas, write_run
 from tiny import make_target
 
@@ -140,7 +141,7 @@ def test_a_model_that_does_not_fit(
     monkeypatch.setattr(serve_module.os, "sysconf", lambda name: 100)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert_refused(
-        eyas("serve", draft, "--port", "18123"), "GiB on each device, this machine has", "--tp-size"
+        eyas("serve", draft, "--port", free_port()), "GiB on each device, this machine has", "--tp-size"
     )
     assert supported == []
 
@@ -151,7 +152,7 @@ def test_heads_that_do_not_divide_among_ranks(draft: Path, supported: list[Any])
 
 
 def test_what_fits_is_started(draft: Path, tiny_target: Path, supported: list[Any]) -> None:
-    screen = eyas("serve", draft, "--port", "18124")
+    screen = eyas("serve", draft, "--port", free_port())
     assert screen.code == 0, screen.err
     ((_, words),) = supported
     assert str(tiny_target) in words

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ import eyas as eyas_package
 from eyas.config.load import load_config
 from eyas.stages.context import RunContext
 from eyas.stages.report import prediction_note
+from machine import wait_until
 from pipeline import Screen, eyas, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -49,7 +49,7 @@ def dom_of(page: Path, *flags: str) -> str:
         pytest.skip("no Chromium here")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *flags]
     done = subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=60, check=True
+        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=300, check=True
     )
     return done.stdout
 
@@ -232,15 +232,14 @@ def test_a_detached_run_is_seen_and_stopped(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
     screen = eyas("run", "-c", run_file, "--detach", "train.num_epochs=400", "train.save_every=5")
     assert screen.code == 0, screen.err
-    status: dict[str, Any] = {}
-    for _ in range(600):
+
+    def trains() -> bool:
         status = json.loads(eyas("status", "-c", run_file, "--json").out)
+        assert status["state"] in ("never run", "running"), eyas("logs", "-c", run_file).out
         progress = status["progress"] or {"label": "", "done": 0}
-        if progress["label"] == "train" and progress["done"] > 5:
-            break
-        time.sleep(0.1)
-    assert status["state"] == "running", eyas("logs", "-c", run_file).out
-    assert status["progress"]["label"] == "train"
+        return bool(progress["label"] == "train" and progress["done"] > 5)
+
+    wait_until(trains, every_s=0.1)
     assert eyas("run", "-c", run_file).code == 2, "two processes never work on one run"
     assert eyas("stop", "-c", run_file).code == 0
     found = json.loads(eyas("status", "-c", run_file, "--json").out)

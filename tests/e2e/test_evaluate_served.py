@@ -1,15 +1,14 @@
 """The draft measured where it serves: vLLM's engine, vLLM's server started by eyas, a server like SGLang."""
 
+import contextlib
 import csv
 import functools
 import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 
 from eyas.config.load import load_config
 from eyas.stages.context import RunContext
+from machine import free_port, wait_until
 from metrics_server import SGLangServer
 from pipeline import eyas, write_run
 from tiny import write_jsonl
@@ -88,13 +88,6 @@ def test_vllm_agrees_with_prediction_and_decoding_here(
     assert served["recommendation"] in screen.err
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def server(run_file: Path) -> Iterator[str]:
     """``eyas serve`` with the run's draft, ready to answer."""
@@ -107,19 +100,19 @@ def server(run_file: Path) -> Iterator[str]:
     process = subprocess.Popen(
         command, env=os.environ | quiet, stdout=log, stderr=log, start_new_session=True
     )
+
+    def answers() -> bool:
+        assert process.poll() is None, Path(log.name).read_text()[-3000:]
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/health").is_success
+        return False
+
     try:
-        for _ in range(200):
-            time.sleep(1)
-            assert process.poll() is None, Path(log.name).read_text()[-3000:]
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health").is_success:
-                    break
-            except httpx.TransportError:
-                continue
+        wait_until(answers, every_s=1)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+        process.wait(300)
         log.close()
 
 

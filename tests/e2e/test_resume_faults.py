@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eyas import registry
-from faults import Plan, Strike, contents, during, fail, in_child, signal_self
+from faults import Plan, Strike, contents, fail, in_child, signal_self
 from pipeline import eyas, write_run
 
 FULL_DISK, BROKEN_DISK = fail(28), fail(5)
@@ -106,10 +106,10 @@ def test_the_same_command_again_ends_with_the_same_bytes(run: Run, moment: str, 
     stage, event, pattern, nth = MOMENTS[moment]
     run.go_back_before(stage)
     plan = Plan(event, pattern, STRIKES[fault], nth)
-    code = in_child(lambda: during(plan, lambda: eyas(stage, "-c", run.run_file).code))
+    screen = in_child(plan, stage, "-c", run.run_file)
     # A folder that cannot be written at the start is the user's to mend (2), later it is a failure (1).
     codes = {"kill -9": (-9,), "SIGINT": (130,), "SIGTERM": (130,)}.get(fault, (1, 2))
-    assert code in codes, "the fault did not happen"
+    assert screen.code in codes, screen
     assert_ends_the_same(run, stage)
 
 
@@ -121,7 +121,7 @@ def test_a_kill_at_any_file_operation_loses_nothing(run: Run, stage: str) -> Non
     kills = 0
     for _ in range(4):
         plan = Plan("any", f"*{run.folder.name}/*", KILL, dice.randrange(5, 60))
-        kills += in_child(lambda plan=plan: during(plan, lambda: eyas(stage, "-c", run.run_file).code)) == -9
+        kills += in_child(plan, stage, "-c", run.run_file).code == -9
     assert kills
     assert_ends_the_same(run, stage)
 

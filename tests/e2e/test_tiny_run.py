@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from safetensors.torch import load_file
 
+from machine import wait_until
 from pipeline import Screen, eyas, snapshot, write_run
 
 STAGES = ["prepare", "regenerate", "extract", "train", "export", "evaluate"]
@@ -189,12 +189,9 @@ def interrupt_when(path: Path, arguments: list[str], signal_number: int) -> int:
     """Start a command, send it a signal as soon as ``path`` exists, and return its exit code."""
     process = subprocess.Popen(arguments, env=environment(), stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while not path.exists() and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        wait_until(lambda: path.exists() or process.poll() is not None, every_s=0.002)
         process.send_signal(signal_number)
-        return process.wait(timeout=60)
+        return process.wait(timeout=300)
     finally:
         process.kill()
         process.wait()

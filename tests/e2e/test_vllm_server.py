@@ -5,10 +5,8 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 
 from eyas.store.journal import read_journal
 from eyas.store.shards import ShardStore
+from machine import free_port, wait_until
 from pipeline import eyas
 from vllm_cases import (
     VOCAB_SIZE,
@@ -45,9 +44,7 @@ class Server:
         self.target = make_model(folder / "llama")
         write_tokenizer(self.target)
         self.staging = folder / "shared"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}/v1"
         screen = eyas(
             "serve-capture", "--print", "--model-path", self.target, "--layer-ids", "2", "3",
@@ -68,14 +65,13 @@ class Server:
             )
 
     def wait(self) -> None:
-        deadline = time.monotonic() + 300
-        while True:
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/models").is_success:
-                    return
-            time.sleep(0.2)
+        wait_until(self._answers, every_s=0.2)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/models").is_success
+        return False
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -144,7 +140,7 @@ def test_states_through_a_server_equal_transformers_and_nothing_stays_behind(
 def test_answers_that_the_server_gives_besides_leave_no_files(server: Server) -> None:
     for further in ({}, {"vllm_xargs": {"eyas_file": "../elsewhere"}}):
         body = {"model": str(server.target), "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
-        reply = httpx.post(f"{server.url}/completions", json=body | further, timeout=60)
+        reply = httpx.post(f"{server.url}/completions", json=body | further, timeout=300)
         assert reply.is_success
         assert reply.json()["usage"]["completion_tokens"] == 4
         assert reply.json()["kv_transfer_params"] is None
@@ -182,13 +178,14 @@ def test_a_server_that_dies_ends_the_run_and_complete_shards_are_kept(server: Se
         [str(word) for word in command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 200
-        while len(read_journal(tmp_path / "run" / "states" / "train")) < 2:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(
+            lambda: (
+                process.poll() is not None or len(read_journal(tmp_path / "run" / "states" / "train")) >= 2
+            )
+        )
+        assert process.poll() is None
         server.kill()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 1

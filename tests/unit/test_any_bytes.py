@@ -17,8 +17,7 @@ from eyas.files import seal
 from readers import GENUINE, READERS
 
 _MOST_MIB = 300
-_FEW = settings(max_examples=60, deadline=None, database=None, derandomize=True,
-                suppress_health_check=list(HealthCheck))  # fmt: skip
+_FEW = settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.just("../x"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),

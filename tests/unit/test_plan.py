@@ -11,9 +11,10 @@ from eyas.config.schema import TargetSettings
 from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import UserError
+from eyas.screens import size
 from eyas.stages import estimates
 from eyas.stages.context import RunContext
-from eyas.stages.plan import plan, size
+from eyas.stages.plan import plan
 from eyas.stages.shape import count_parameters, read_shape
 from tiny import make_spec
 

@@ -43,7 +43,7 @@ def assert_equal(found: RowPlan, wanted: RowPlan) -> None:
     st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=5),
     st.integers(min_value=1, max_value=6),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_the_plan_is_the_definition(masks: list[list[bool]], num_steps: int) -> None:
     supervised = [bit for mask in masks for bit in mask]
     documents = [d for d, mask in enumerate(masks) for _ in mask]

@@ -224,7 +224,7 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format_version": 99}')
-    with pytest.raises(ContractError, match="store format 99"):
+    with pytest.raises(ContractError, match="format version 99"):
         ShardStore(tmp_path)
 
 

@@ -1,10 +1,10 @@
 """States captured in turns with training: what is held, in which order, and that training is the same."""
 
 import dataclasses
-import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.errors import ContractError
+from eyas.store import streamed
 from eyas.store.streamed import StreamedStates, owned, plan_windows
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates, TokenizedSample
@@ -111,20 +112,29 @@ def test_a_slow_consumer_never_has_more_states_alive_than_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, capture = streamed_trainer(tmp_path)
-    step = trainer._step
-
-    def slow_step(*arguments: Any) -> None:
-        step(*arguments)
-        time.sleep(0.02)
-
-    monkeypatch.setattr(trainer, "_step", slow_step)
-    trainer.run()
     states = trainer.train_states
     assert isinstance(states, StreamedStates)
+    now_s, step, take = 0.0, trainer._step, states._capture
+
+    def slow_step(*arguments: Any) -> None:
+        nonlocal now_s
+        step(*arguments)
+        now_s += 3
+
+    def slow_capture(*arguments: Any) -> Any:
+        nonlocal now_s
+        now_s += 0.5
+        return take(*arguments)
+
+    monkeypatch.setattr(trainer, "_step", slow_step)
+    monkeypatch.setattr(states, "_capture", slow_capture)
+    monkeypatch.setattr(streamed, "time", SimpleNamespace(monotonic=lambda: now_s))
+    trainer.run()
     assert WINDOW_BYTES / 2 < capture.peak <= WINDOW_BYTES
     assert states.turns.peak_bytes == capture.peak
     assert capture.alive == 0, "nothing is kept when training ends"
-    assert states.turns.trainer_s > 0.02 * len(trainer.batches) * 0.9 > states.turns.waited_s
+    assert states.turns.trainer_s == 3 * trainer.history[-1]["step"]
+    assert states.turns.waited_s == 0.5 * states.turns.num_windows
 
 
 def test_a_sample_outside_the_window_is_not_given() -> None:

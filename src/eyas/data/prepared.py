@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from eyas.data.sources import Drop
 from eyas.data.vocab import COVERAGE_SIZES, count_supervised, coverage_at
 from eyas.errors import ContractError, UserError
-from eyas.files import flush_to_disk, read_json, seal, sha256_of_file, unseal, write_json
+from eyas.files import flush_to_disk, read_json, refusing_damaged, seal, sha256_of_file, unseal, write_json
 from eyas.types import Conversation, Message, TokenizedSample
 
 Split = Literal["train", "held_out"]
@@ -148,17 +148,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no prepared data", hint="run: eyas prepare -c <run file>")
-    try:
-        manifest = read_json(path)
-        version = manifest["format_version"]
-        if version != FORMAT_VERSION:
-            raise ContractError(
-                f"{folder} has format version {version}, this eyas reads {FORMAT_VERSION}",
-                hint="prepare the data again with this version",
-            )
-        return unseal(manifest)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ContractError(f"{path} is damaged: {error}", hint=_REDO) from None
+    with refusing_damaged(path, _REDO):
+        return unseal(read_json(path), FORMAT_VERSION)
 
 
 def is_whole(folder: Path) -> bool:

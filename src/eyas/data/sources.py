@@ -241,13 +241,19 @@ def _read_hub(source: str) -> Iterator[Row]:
         raise UserError(
             f"{source} needs the datasets library", hint="pip install 'eyas[hub]', or download its files"
         ) from None
+    # Of its client: no OSError where nobody answers.
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
     name, revision, config, split = match.groups()
     try:
         rows = datasets.load_dataset(name, config, split=split, revision=revision, streaming=True)
         for number, value in enumerate(rows, start=1):
             yield Row(f"{source}:{number}", without_nulls(value))
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(f"{source} cannot be read: {str(error).splitlines()[0]}") from None
+    except (ValueError, OSError, HTTPError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(
+            f"{source} cannot be read: {str(error).splitlines()[0]}",
+            hint="check the spelling, the network, and hf auth login for gated data",
+        ) from None
 
 
 def without_nulls(value: Any) -> Any:

@@ -25,10 +25,9 @@ from eyas.stages.shelf import Check, Shelf, check_states
 from eyas.stages.statistics import table_of
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
-from eyas.targets.size import weight_bytes
-from eyas.targets.teacher import read_teacher
+from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.targets.weights import Weights
-from eyas.types import TokenizedSample
+from eyas.types import TargetSpec, TokenizedSample
 
 # A target of at most this size is also loaded into transformers, to compare the engine with.
 REFERENCE_BYTES = 2 << 30
@@ -158,8 +157,7 @@ def _capture(context: RunContext, works: list[Work]) -> None:
     engine = make_engine(context)
     try:
         samples = [s for work in works for s in work.examples]
-        probed = probe_engine(context, engine, samples)
-        check = check_of(context, engine, probed, samples)
+        probed, check = probe_engine(context, engine, samples)
         num_failures = 0
         for work in works:
             num_failures += _capture_split(engine, work, check, config.max_failures - num_failures)
@@ -177,19 +175,29 @@ def make_engine(context: RunContext) -> Engine:
     return engine
 
 
-def probe_engine(context: RunContext, engine: Engine, samples: list[TokenizedSample]) -> Probed:
-    spec = context.spec
+def probe_engine(
+    context: RunContext, engine: Engine, samples: Sequence[TokenizedSample]
+) -> tuple[Probed, Check]:
+    """Start the engine and probe it; return what it showed, and the check of each sample's states."""
     started = time.monotonic()
     engine.witness([])  # some engines start when they are first asked
     say(f"extract: {context.config.extract.engine} started in {time.monotonic() - started:.0f} s; probing it")
+    teacher = read_teacher(context.target_folder, context.spec)
+    probed = _probed(context, engine, samples, teacher)
+    return probed, _check_of(context.spec, engine, probed, samples, teacher)
+
+
+def _probed(
+    context: RunContext, engine: Engine, samples: Sequence[TokenizedSample], teacher: TeacherHead
+) -> Probed:
     reference = None
-    size = weight_bytes(Weights(context.target_folder))
-    if context.config.extract.engine != "transformers" and size <= REFERENCE_BYTES:
+    is_small = Weights(context.target_folder).num_bytes <= REFERENCE_BYTES
+    if context.config.extract.engine != "transformers" and is_small:
         reference = context.make_engine("transformers")
     try:
-        exact = read_teacher(context.target_folder, spec).to("cpu", torch.float32)
+        exact = teacher.to("cpu", torch.float32)
         logits = lambda last: exact.logits(last.float())  # noqa: E731
-        probed = probe(engine, spec, probe_samples(samples), logits, reference)
+        probed = probe(engine, context.spec, probe_samples(samples), logits, reference)
     finally:
         if reference is not None:
             reference.close()
@@ -200,7 +208,9 @@ def probe_engine(context: RunContext, engine: Engine, samples: list[TokenizedSam
     return probed
 
 
-def check_of(context: RunContext, engine: Engine, probed: Probed, samples: list[TokenizedSample]) -> Check:
+def _check_of(
+    spec: TargetSpec, engine: Engine, probed: Probed, samples: Sequence[TokenizedSample], teacher: TeacherHead
+) -> Check:
     """Return the check of each sample's states against what the probe saw and the sample's own tokens.
 
     How well states predict those is measured on a few ``samples``, each computed alone.
@@ -210,8 +220,7 @@ def check_of(context: RunContext, engine: Engine, probed: Probed, samples: list[
         for i, s in enumerate(samples[:: max(1, len(samples) // NUM_CALIBRATING)])
     ]
     known = [w.states for s in alone for w in engine.witness([s]) if isinstance(w, Witness)]
-    teacher = read_teacher(context.target_folder, context.spec)
-    last_check = LastCheck.calibrated(context.spec, teacher, known)
+    last_check = LastCheck.calibrated(spec, teacher, known)
     if last_check.usual_misses is None:
         say("  the target does not predict the data's answers well enough to tell states by their tokens")
     outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])

@@ -20,7 +20,7 @@ from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.scale.cluster import check_room, cluster
 from eyas.stages.context import RunContext
-from eyas.stages.extract import Work, check_of, make_engine, probe_engine
+from eyas.stages.extract import Work, make_engine, probe_engine
 from eyas.stages.shelf import Shelf
 from eyas.store.journal import ShardRecord
 
@@ -148,8 +148,7 @@ class ExtractWorker:
         }
         self.engine = make_engine(self.context)
         examples = [s for work in works.values() for s in work.examples]
-        self.probed = probe_engine(self.context, self.engine, examples)
-        self.check = check_of(self.context, self.engine, self.probed, examples)
+        self.probed, self.check = probe_engine(self.context, self.engine, examples)
         self.works = works
 
     def _capture(self, split: Split, shards: Sequence[int]) -> Iterator[ShardRecord]:

@@ -4,9 +4,10 @@ import re
 
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
+from eyas.screens import size
 from eyas.stages.card import write_card
 from eyas.stages.context import RunContext, facts_of
-from eyas.stages.plan import size
+from eyas.targets.files import unreachable
 
 # stage.json is the run's own business: it names folders of this machine.
 _PUBLISHED = ("README.md", "config.json", "model.safetensors")
@@ -51,7 +52,7 @@ def publish(context: RunContext, repository: str, dry_run: bool, private: bool) 
             raise UserError(f"the hub lets you not write to {repository} (HTTP {status})",
                             hint="log in with: hf auth login (a token that may write)") from None  # fmt: skip
         raise EyasError(f"the hub refused: {str(error).splitlines()[0]}", hint="try again later") from None
-    except (OSError, ValueError) as error:
+    except unreachable() as error:
         raise EyasError(f"the hub cannot be reached or used: {str(error).splitlines()[0]}",
                         hint="check the network, and hf auth login") from None  # fmt: skip
     say(f"push: {commit}")

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from eyas.errors import EyasError
-from eyas.files import read_json, unseal
+from eyas.files import read_json, refusing_damaged, unseal
 
 STAGES = ("prepare", "regenerate", "extract", "train", "export", "evaluate")
 FOLDERS = {
@@ -20,14 +19,12 @@ FOLDERS = {
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return what a stage noted in its folder, or None where it never began.
 
-    Raises: EyasError for a damaged record.
+    Raises: ContractError for a damaged record.
     """
     path = folder / "stage.json"
     if not path.is_file():
         return None
-    try:
+    with refusing_damaged(path, "redo the stage with --fresh"):
         record = unseal(read_json(path))
         record["inputs"], record["done"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise EyasError(f"{path} is damaged: {error}", hint="redo the stage with --fresh") from None
     return record

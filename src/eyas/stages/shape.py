@@ -11,6 +11,7 @@ from eyas.files import read_json
 from eyas.layer_ids import check_aux_layer_ids, default_aux_layer_ids
 from eyas.targets.demo import DEMO_PREFIX
 from eyas.targets.families import family_of
+from eyas.targets.files import unreachable
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
 from eyas.types import LATENT_KEYS, TargetSpec
@@ -101,11 +102,10 @@ def _folder(settings: TargetSettings) -> tuple[Path, bool]:
     if named_as_folder or Path(name).is_dir():
         return locate(name, settings.revision), True
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(name, "config.json", revision=settings.revision)).parent, False
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except unreachable() as error:
         raise UserError(
             f"config.json of target.model={name} cannot be fetched ({type(error).__name__})",
             hint="put it into a folder and plan with target.model=FOLDER; a plan needs no weights",

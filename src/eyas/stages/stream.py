@@ -18,7 +18,7 @@ from eyas.files import fingerprint
 from eyas.progress import say
 from eyas.stages.context import RunContext, facts_of
 from eyas.stages.estimates import training_memory
-from eyas.stages.extract import check_of, examples_of, make_check, make_engine, probe_engine
+from eyas.stages.extract import examples_of, make_check, make_engine, probe_engine
 from eyas.stages.kept import Keeper, Unit
 from eyas.stages.shape import read_shape
 from eyas.stages.shelf import Shelf
@@ -76,8 +76,7 @@ class OneEngine:
         with as_if_alone():
             self.engine = make_engine(context)
             try:
-                self.probed = probe_engine(context, self.engine, examples)
-                self.check = check_of(context, self.engine, self.probed, examples)
+                self.probed, self.check = probe_engine(context, self.engine, examples)
             except BaseException:
                 self.engine.close()
                 raise

@@ -18,8 +18,6 @@ from eyas.errors import UserError
 from eyas.files import atomic_file, flush_to_disk
 from eyas.locks import hold, is_dead, owner, refusal
 
-Where = "Path | str | Folder"
-
 
 class Folder(Protocol):
     """Flat names of files; every write is complete or absent."""

@@ -4,10 +4,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from eyas.errors import ContractError, UserError
-from eyas.files import seal, unseal
+from eyas.errors import UserError
+from eyas.files import refusing_damaged, seal, unseal
 from eyas.store.folder import Folder, folder_of
 from eyas.types import TargetSpec
 
@@ -30,10 +29,6 @@ class StoreManifest:
     def num_shards(self) -> int:
         return len(self.shard_bounds) - 1
 
-    @property
-    def stored_dtype(self) -> str:
-        return self.spec.dtype if self.states_dtype == "auto" else self.states_dtype
-
     def write(self, where: "Path | str | Folder") -> None:
         value = {
             "format_version": FORMAT_VERSION,
@@ -54,25 +49,14 @@ class StoreManifest:
         folder = folder_of(where)
         if folder.size("manifest.json") is None:
             raise UserError(f"{folder} holds no hidden states", hint="run: eyas extract -c <run file>")
-        try:
-            value: Any = json.loads(folder.read("manifest.json"))
-            version = value["format_version"]
-            if version != FORMAT_VERSION:
-                raise ContractError(
-                    f"{folder} has store format {version}, this eyas reads {FORMAT_VERSION}",
-                    hint="extract again with this version, or read it with the version that wrote it",
-                )
-            value = unseal(value)
+        redo = "delete it and run the same eyas extract again; whole shards are kept"
+        with refusing_damaged(f"{folder}/manifest.json", redo):
+            value = unseal(json.loads(folder.read("manifest.json")), FORMAT_VERSION)
             bounds = tuple(int(i) for i in value["shard_bounds"])
             if not bounds or bounds[0] != 0 or list(bounds) != sorted(bounds):
                 raise ValueError("its shards do not follow each other")
             spec = TargetSpec.from_json(value["spec"])
             return cls(spec, str(value["data_fingerprint"]), bounds, str(value["states_dtype"]))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ContractError(
-                f"{folder}/manifest.json is damaged: {error}",
-                hint="delete it and run the same eyas extract again; whole shards are kept",
-            ) from None
 
 
 def stored_bytes_per_token(spec: TargetSpec, states_dtype: str) -> int:

@@ -71,7 +71,7 @@ class RemoteFiles:
     def weight_files(self) -> list[str]:
         try:
             found = self._fs.ls(self._root, detail=False)
-        except (OSError, NotImplementedError, ValueError):
+        except unreachable(NotImplementedError):
             found = []  # a plain web server lists nothing
         names = [str(p).rstrip("/").rpartition("/")[2] for p in found]
         return sorted(n for n in names if n.endswith(".safetensors")) or (
@@ -83,13 +83,13 @@ class RemoteFiles:
             return int(self._fs.size(self._path(name)))
         except FileNotFoundError:
             return None
-        except (OSError, TypeError) as error:
+        except unreachable(TypeError) as error:
             raise self._unreachable(name, error) from None
 
     def read(self, name: str, start: int, stop: int) -> bytearray:
         try:
             return bytearray(self._fs.cat_file(self._path(name), start=start, end=stop))
-        except OSError as error:
+        except unreachable() as error:
             raise self._unreachable(name, error) from None
 
     def _path(self, name: str) -> str:
@@ -100,6 +100,16 @@ class RemoteFiles:
             f"cannot read {self.where}/{name} ({type(error).__name__})",
             hint="check the address, the network and your credentials",
         )
+
+
+def unreachable(*further: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return what a place elsewhere raises that does not answer or has no such thing, and ``further``.
+
+    The errors of the hub's client are its own; where there is no network they are no OSError.
+    """
+    from huggingface_hub.errors import EntryNotFoundError, HTTPError  # type: ignore[attr-defined]
+
+    return OSError, ValueError, EntryNotFoundError, HTTPError, *further
 
 
 def open_url(url: str) -> tuple[Any, str]:

@@ -6,7 +6,7 @@ from typing import Any
 from eyas.errors import UserError
 from eyas.files import read_json
 from eyas.targets.demo import DEMO_PREFIX, demo_model_folder
-from eyas.targets.files import is_url
+from eyas.targets.files import is_url, unreachable
 from eyas.targets.remote import describe_hub, describe_url, unfetched
 from eyas.targets.weights import Weights
 
@@ -89,16 +89,11 @@ def locate_config(model: str) -> dict[str, Any]:
         path = locate(model) / "config.json"
     else:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
         try:
             path = Path(hf_hub_download(model, "config.json"))
-        except (HfHubHTTPError, EntryNotFoundError, LocalEntryNotFoundError, OSError) as error:
-            raise UserError(
-                f"the target {model} is neither a local folder nor a hub model that can be fetched"
-                f" ({type(error).__name__})",
-                hint="check the spelling, the network, and huggingface-cli login for gated models",
-            ) from None
+        except unreachable() as error:
+            raise unfetched(model, error) from None
     try:
         config: dict[str, Any] = read_json(path)
     except ValueError:
@@ -108,7 +103,6 @@ def locate_config(model: str) -> dict[str, Any]:
 
 def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(
@@ -118,5 +112,5 @@ def _download(model: str, revision: str | None) -> Path:
                 allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"],
             )
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except unreachable() as error:
         raise unfetched(model, error) from None

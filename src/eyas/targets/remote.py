@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eyas.errors import UserError
 from eyas.files import atomic_folder, fingerprint, write_json
-from eyas.targets.files import ELSEWHERE, open_url
+from eyas.targets.files import ELSEWHERE, open_url, unreachable
 
 # What describes a target and is not listed by a plain web server.
 _NAMES = (
@@ -44,7 +44,7 @@ def describe_url(url: str) -> Path:
     folder = cache_folder() / f"at-{fingerprint(url)}"
     try:
         listed = [str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(root, detail=False)]
-    except (OSError, NotImplementedError, ValueError):
+    except unreachable(NotImplementedError):
         listed = []
     code = [name for name in listed if name.endswith(".py")]
     try:
@@ -58,7 +58,7 @@ def describe_url(url: str) -> Path:
                     f"{url} has no config.json", hint="set target.model to a model folder's address"
                 )
             write_json(beside / ELSEWHERE, {"url": url})
-    except (OSError, ValueError) as error:
+    except unreachable() as error:
         raise UserError(
             f"cannot read {url} ({type(error).__name__})",
             hint="check the address, the network and your credentials",
@@ -72,11 +72,10 @@ def describe_hub(model: str, revision: str | None) -> Path:
     Raises: UserError when it cannot be fetched.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         commit = HfApi().model_info(model, revision=revision).sha
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except unreachable() as error:
         raise unfetched(model, error) from None
     return describe_url(f"hf://{model}@{commit}")
 
@@ -84,7 +83,7 @@ def describe_hub(model: str, revision: str | None) -> Path:
 def unfetched(model: str, error: Exception) -> UserError:
     """Return the error of a target that is neither here nor on a hub that answers."""
     return UserError(
-        f"target.model={model} is neither a local folder nor a hub model that can be fetched"
+        f"the target {model} is neither a local folder nor a hub model that can be fetched"
         f" ({type(error).__name__})",
-        hint="check the spelling, the network, and huggingface-cli login for gated models",
+        hint="check the spelling, the network, and hf auth login for gated models",
     )

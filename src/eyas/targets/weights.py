@@ -101,6 +101,11 @@ class Weights:
     def file_names(self) -> list[str]:
         return sorted(set(self.file_of.values()))
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of all files together; no values are read."""
+        return sum(self.files.size(name) or 0 for name in self.file_names)
+
     @cached_property
     def prefix(self) -> str:
         """What the text model's tensor names start with.
@@ -206,14 +211,6 @@ class Weights:
 
     def _damaged(self, file: str, why: str) -> UserError:
         return UserError(f"{self.files.where}/{file} is damaged: {why}", hint=_AGAIN)
-
-
-def read_tensor(folder: Path, name: str) -> torch.Tensor:
-    """Read one tensor of a model folder, one file or many, with an index or without.
-
-    Raises: UserError when the tensor or its file is missing or damaged.
-    """
-    return Weights(folder).read(name)
 
 
 def _missing_numbers(files: Iterable[str]) -> list[str]:

@@ -13,7 +13,15 @@ from safetensors.torch import load_file
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import ContractError, UserError
-from eyas.files import atomic_folder, read_json, seal, sha256_of_file, unseal, write_json
+from eyas.files import (
+    atomic_folder,
+    read_json,
+    refusing_damaged,
+    seal,
+    sha256_of_file,
+    unseal,
+    write_json,
+)
 from eyas.tensorfile import save_tensors
 from eyas.types import TargetSpec, VocabMap
 
@@ -86,17 +94,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not path.is_file():
         raise UserError(f"{folder} is not a checkpoint", hint="run: eyas train -c <run file>")
     hint = f"remove {folder}; training goes on from the checkpoint before it, or from the start"
-    try:
-        value = read_json(path)
-        version = value["format_version"]
-        if version != FORMAT_VERSION:
-            raise ContractError(
-                f"{folder} has checkpoint format {version}, this eyas reads {FORMAT_VERSION}",
-                hint="train again with --fresh, or with the version that wrote it",
-            )
-        value = unseal(value)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ContractError(f"{path} is damaged: {error}", hint=hint) from None
+    with refusing_damaged(path, hint):
+        value = unseal(read_json(path), FORMAT_VERSION)
     for name, digest in value["sha256"].items():
         if not (folder / name).is_file() or sha256_of_file(folder / name) != digest:
             raise ContractError(f"{folder / name} is damaged or missing", hint=hint)

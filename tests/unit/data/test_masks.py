@@ -94,7 +94,7 @@ def _oracle(renderer: ChatRenderer, conversation: Conversation) -> list[tuple[li
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(conversation=conversations())
 def test_trained_text_is_the_rendered_answers_behind_the_servers_own_prompts(
     name: str, conversation: Conversation
@@ -111,7 +111,7 @@ def test_trained_text_is_the_rendered_answers_behind_the_servers_own_prompts(
     assert trained == expected
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.lists(conversations().map(_without_reasoning), min_size=1, max_size=5), st.integers(1, 60))
 def test_a_batch_gives_what_each_conversation_gives_alone(batch: list[Conversation], max_length: int) -> None:
     renderer = RENDERERS["chatml"]
@@ -129,7 +129,7 @@ def test_a_batch_gives_what_each_conversation_gives_alone(batch: list[Conversati
             assert len(a) <= max_length
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(conversations().map(_without_reasoning), st.integers(1, 80))
 def test_cutting_loses_exactly_the_supervised_tokens_it_counts(
     conversation: Conversation, length: int

@@ -185,8 +185,6 @@ ANY_ROW = st.one_of(
 
 @settings(
     max_examples=40,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(ANY_ROW, max_size=8), st.integers(2, 40))

@@ -51,10 +51,14 @@ class ServerSession:
         self._clients, self._made = threading.local(), list[httpx.Client]()
         self._closing = threading.Event()
         self._open: set[Future[Finished]] = set()
-        self.model = self._served_model(max_length)
-        self.num_ranks = self._shake_hands()
-        self._remove_left_overs()
         self._pool = ThreadPoolExecutor(in_flight, "eyas-ask")
+        try:
+            self.model = self._served_model(max_length)
+            self.num_ranks = self._shake_hands()
+            self._remove_left_overs()
+        except BaseException:  # a server that is refused
+            self.close()
+            raise
 
     def submit(self, name: str, token_ids: Sequence[int], witness: bool) -> None:
         """Ask for one prompt's states, in a file of that name and our mark."""
@@ -79,7 +83,7 @@ class ServerSession:
         self._pool.shutdown(cancel_futures=True)
         for client in self._made:
             client.close()
-        if self._folder is not None:
+        if self._folder is not None and self._folder.is_dir():
             for path in self._folder.iterdir():
                 if self._mark in path.name:
                     path.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ turn into their own gradient in the forward pass and are gone; weights are cast 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.train.batch import PackedBatch
 from eyas.train.fused import plain_ops
 from eyas.train.fused.heads import Heads
+from eyas.train.fused.saved import Saved
 from eyas.train.fused.steps import Steps
 from eyas.train.fused.weights import Weights
 from eyas.train.loss import LossKind
@@ -26,29 +26,6 @@ _HEAD_ROWS = 8192
 
 _EMBED, _HIDDEN = "layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight"
 _POST, _FINAL = "layers.0.post_attention_layernorm.weight", "norm.weight"
-
-
-@dataclass
-class _Saved:
-    """Activations of a batch; a leading axis of all steps' rows, but ``first_*``: of the step-0 keys."""
-
-    fused_input: torch.Tensor
-    first_hidden: torch.Tensor
-    first_mixed: torch.Tensor
-    first_kv: torch.Tensor
-    mixed: torch.Tensor
-    queries: torch.Tensor
-    own_kv: torch.Tensor
-    attended: torch.Tensor
-    middle: torch.Tensor
-    normed_middle: torch.Tensor
-    gate_up: torch.Tensor
-    activated: torch.Tensor
-    hidden: torch.Tensor
-    carried: torch.Tensor
-    grad_normed: torch.Tensor
-    lse: list[torch.Tensor] = field(default_factory=list)
-    turns: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
 
 class FusedUnroll:
@@ -119,45 +96,21 @@ class FusedUnroll:
         accepted, depth = count_accepted(batch.plan, agrees)
         return UnrollResult((step_losses * decay).sum(), batch.num_supervised, step_losses, accepted, depth)
 
-    def _start(self, batch: PackedBatch, steps: Steps) -> _Saved:
-        """Compute the step-0 keys and values of every row, and room for the rest."""
+    def _start(self, batch: PackedBatch, steps: Steps) -> Saved:
+        """Compute the step-0 keys and values of every row, and make room for the rest."""
         matrix, config, keys = self.weights.matrix, self.draft.config, batch.plan.keys
-        dtype, device = self.weights.dtype, batch.tokens.device
-
-        def room(rows: int, width: int) -> torch.Tensor:
-            return torch.empty(rows, width, dtype=dtype, device=device)
-
         # The last token of each document is fused for nothing: cheaper than gathering the others.
         fused_input = self._fused_input(batch.aux)
         fused = fused_input @ matrix["fc"].T
-        width, rows = config.hidden_size, steps.num_rows
-        first_hidden, first_mixed = room(len(keys), width), room(len(keys), 2 * width)
+        first_hidden = fused.new_empty(len(keys), config.hidden_size)
+        first_mixed = fused.new_empty(len(keys), 2 * config.hidden_size)
         self._mix(batch.tokens[keys + 1], fused, keys, first_mixed, first_hidden)
         first_kv = first_mixed @ matrix["kv"].T
         cos, sin = self._turns(batch.positions[keys])
         self.ops.rotate(first_kv, cos, sin, self.heads.kv_heads, first_kv)
-        query_width = config.num_attention_heads * config.head_dim
-        hidden = room(rows, width)
-        mlp_rows = len(batch.plan.rows[0]) if self.recompute else rows
-        return _Saved(
-            fused_input,
-            first_hidden,
-            first_mixed,
-            first_kv,
-            mixed=room(rows, 2 * width),
-            queries=room(rows, query_width),
-            own_kv=room(steps.num_own, first_kv.shape[1]),
-            attended=room(rows, query_width),
-            middle=room(rows, width),
-            normed_middle=room(mlp_rows, width),
-            gate_up=room(mlp_rows, 2 * config.intermediate_size),
-            activated=room(mlp_rows, config.intermediate_size),
-            hidden=hidden,
-            carried=room(rows, width) if config.norm_output else hidden,
-            grad_normed=room(rows, width),
-        )
+        return Saved.room(config, steps, fused_input, first_hidden, first_mixed, first_kv, self.recompute)
 
-    def _forward_step(self, batch: PackedBatch, steps: Steps, saved: _Saved, k: int) -> None:
+    def _forward_step(self, batch: PackedBatch, steps: Steps, saved: Saved, k: int) -> None:
         matrix, here, plan = self.weights.matrix, steps.rows[k], batch.plan
         cos, sin = self._turns(batch.positions[plan.rows[k]] + k)
         saved.turns.append((cos, sin))
@@ -188,7 +141,7 @@ class FusedUnroll:
         activated = self._mlp(saved, here)
         torch.addmm(middle, activated, matrix["down"].T, out=saved.hidden[here])
 
-    def _mlp(self, saved: _Saved, here: slice) -> torch.Tensor:
+    def _mlp(self, saved: Saved, here: slice) -> torch.Tensor:
         """Compute what the MLP's last matrix reads, from the state between attention and MLP."""
         mlp = self._mlp_rows(here)
         normed, activated = saved.normed_middle[mlp], saved.activated[mlp]
@@ -203,7 +156,7 @@ class FusedUnroll:
 
     def _hold_to_teacher(
         self,
-        saved: _Saved,
+        saved: Saved,
         here: slice,
         targets: TeacherTargets,
         index: torch.Tensor,
@@ -234,7 +187,7 @@ class FusedUnroll:
             done += len(chunk)
         return torch.cat(best)
 
-    def _backward(self, batch: PackedBatch, steps: Steps, saved: _Saved) -> None:
+    def _backward(self, batch: PackedBatch, steps: Steps, saved: Saved) -> None:
         """Walk the steps backwards; what a step no longer needs becomes its gradient."""
         weights, matrix, vector, plan = self.weights, self.weights.matrix, self.weights.vector, batch.plan
         grad_first_kv = torch.zeros_like(saved.first_kv, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Hidden states held in memory: for tests and small experiments."""
+"""Hidden states held in memory."""
 
 from collections.abc import Sequence
 
