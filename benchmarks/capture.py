@@ -244,7 +244,7 @@ def parse() -> argparse.Namespace:
     add("--output", type=Path, default=Path(tempfile.gettempdir()), help="where shards are written")
     add("--staging-dir", type=Path)
     add("--staging-bytes", type=int, default=4 << 30)
-    add("--shard-bytes", type=int, default=1 << 30)
+    add("--shard-bytes", type=int, default=512 << 20)
     add("--batch-tokens", type=int, default=8192)
     add("--batch-size", type=int, default=256)
     add("--tp-size", type=int, default=1)

@@ -1,12 +1,14 @@
 """How well one training step scales over GPUs: the same work for each rank, gradients added up over all.
 
     torchrun --nproc-per-node 2 benchmarks/train_scaling.py --work 8x1024:0.5 8x1024:0.9
-    torchrun --nproc-per-node 2 benchmarks/train_scaling.py --small           # gloo, on a CPU
+    torchrun --nproc-per-node 2 benchmarks/train_scaling.py --small --shard   # gloo, on a CPU
 
 Three figures a work, in milliseconds: rank 0 alone while the other devices idle; all ranks at once without
 adding up (what a shared host and its power cost); all ranks adding up. Efficiency is the first by the
 last. ``--micro-batches`` a rank make one step; only the last one's backward adds up. The sum is also timed
-alone, to see how much of it hides behind the backward. Rank 0 prints JSON.
+alone, to see how much of it hides behind the backward. Rank 0 prints JSON. With ``--shard`` ranks hold
+slices of the masters: a step of all ranks and its peak of memory are measured, and the gathering of the
+weights alone; the other figures are those of a run without it.
 """
 
 import argparse
@@ -24,42 +26,56 @@ from train_step import LLAMA_8B, SMALL, build, make_batch, time_steps
 from eyas.config.schema import TrainSettings
 from eyas.train.batch import PackedBatch
 from eyas.train.fused.unroll import FusedUnroll
+from eyas.train.gradients import add_up_in_slices, add_up_whole
 from eyas.train.metrics import StepSums
 from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.ranks import Ranks, join_ranks, leave_ranks
+from eyas.train.slices import Slices
 from eyas.train.teacher import teacher_targets
 
 
 class Runner:
     """One rank's training step, as the training loop takes it."""
 
-    def __init__(self, shape: dict[str, int], device: torch.device, ranks: Ranks, num_steps: int) -> None:
+    def __init__(
+        self, shape: dict[str, int], device: torch.device, ranks: Ranks, num_steps: int, shard: bool
+    ) -> None:
         self.draft, self.teacher, self.target_ids = build(shape, device)
         self.settings = TrainSettings(learning_rate=1e-5, num_unroll_steps=num_steps)
         self.ranks = ranks
-        self.fused = FusedUnroll(self.draft, self.teacher.head.dtype)
-        copies = self.fused.weights.copies if device.type == "cuda" else None
-        self.stepper = Stepper(make_optimizers(self.draft, self.settings)[0], self.settings, 10_000, copies)
+        dtype = self.teacher.head.dtype
+        self.slices = Slices(self.draft, dtype, device) if shard else None
+        self.fused = FusedUnroll(self.draft, dtype, sliced=shard)
+        if self.slices:
+            self.fused.weights.hand_over = self.slices.add
+        copies = self.fused.weights.copies if device.type == "cuda" and not shard else None
+        masters = self.slices.masters if self.slices else self.draft.trainable()
+        adamw, _ = make_optimizers(masters, self.settings)
+        owners = ranks if shard else None
+        self.stepper = Stepper(adamw, self.settings, 10_000, copies, owners=owners)
 
     def step(self, batches: list[PackedBatch], together: bool) -> None:
-        weights = self.fused.weights
-        weights.hand_over = self.ranks.start_adding_up if together and self.ranks.size > 1 else None
-        weights.start()
-        sums = []
-        for number, batch in enumerate(batches, start=1):
-            if number == len(batches):
-                weights.expect_last()
-            targets = teacher_targets(self.teacher, batch.last, self.target_ids, False)
-            result = self.fused.run(batch, targets, self.target_ids, 0.8, "kl")
-            sums.append(StepSums.pack(result))
-        weights.finish()
+        """Take a step, with slices always ``together``."""
+        weights, ranks = self.fused.weights, self.ranks
+        if self.slices:
+            sums = add_up_in_slices(self.slices, weights, batches, len(batches), self.backward)
+        else:
+            is_sum = together and ranks.size > 1
+            weights.hand_over = (lambda name, sum: ranks.start_adding_up(sum)) if is_sum else None
+            sums = add_up_whole((), weights, ranks, batches, len(batches), self.backward)
         total = torch.stack(sums).sum(0)
         if together:
-            self.ranks.add_up(total)
-            self.ranks.finish_adding_up()
+            ranks.add_up(total)
+            ranks.finish_adding_up()
         self.stepper.step(total[0], total[-1])
-        if not self.stepper.copies:
+        if self.slices:
+            self.slices.publish()
+        elif not self.stepper.copies:
             weights.refresh()
+
+    def backward(self, batch: PackedBatch) -> torch.Tensor:
+        targets = teacher_targets(self.teacher, batch.last, self.target_ids, False)
+        return StepSums.pack(self.fused.run(batch, targets, self.target_ids, 0.8, "kl"))
 
     def add_up(self) -> None:
         for gradient in self.fused.weights.gradient.values():
@@ -82,6 +98,8 @@ def measure(runner: Runner, work: str, options: argparse.Namespace, device: torc
         make_batch(documents, length, float(share), 1, options.num_steps, shape, device, 100 * ranks.rank + i)
         for i in range(options.micro_batches)
     ]
+    if runner.slices:
+        return measure_slices(runner, work, batches, options, device)
     alone, alone_range = 0.0, [0.0]
     ranks.gather(None)
     if ranks.is_first:
@@ -119,6 +137,29 @@ def measure(runner: Runner, work: str, options: argparse.Namespace, device: torc
     return out
 
 
+def measure_slices(
+    runner: Runner, work: str, batches: list[PackedBatch], options: argparse.Namespace, device: torch.device
+) -> dict[str, Any]:
+    ranks = runner.ranks
+    ranks.gather(None)
+    together, together_range = median_ms(lambda i: runner.step(batches, together=True), options, device)
+    ranks.gather(None)
+    assert runner.slices is not None
+    publish = runner.slices.publish
+    publishing, _ = median_ms(lambda i: publish(), options, device)
+    out = {
+        "work": work,
+        "micro_batches": options.micro_batches,
+        "ranks": ranks.size,
+        "together_ms": round(max(ranks.gather(together)), 2),
+        "together_range_ms": together_range,
+        "publishing_alone_ms": round(publishing, 2),
+    }
+    if device.type == "cuda":
+        out["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--work", nargs="+", default=["8x1024:0.5"], metavar="DOCUMENTSxTOKENS:SHARE")
@@ -127,12 +168,13 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--small", action="store_true", help="a small shape")
+    parser.add_argument("--shard", action="store_true", help="slices of masters; needs several ranks")
     options = parser.parse_args()
 
     is_cuda = torch.cuda.is_available()
     ranks = join_ranks("cuda" if is_cuda else "cpu")
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-    runner = Runner(SMALL if options.small else LLAMA_8B, device, ranks, options.num_steps)
+    runner = Runner(SMALL if options.small else LLAMA_8B, device, ranks, options.num_steps, options.shard)
     if ranks.is_first:
         facts = {
             "device": torch.cuda.get_device_name() if is_cuda else platform.processor(),

@@ -165,7 +165,7 @@ def main() -> None:
     runner = FusedUnroll(draft, dtype, recompute=args.recompute) if args.path == "fused" else None
     is_cuda = device.type == "cuda"
     copies = runner.weights.copies if runner and is_cuda else None
-    stepper = Stepper(make_optimizers(draft, settings)[0], settings, 1000, copies)
+    stepper = Stepper(make_optimizers(draft.trainable(), settings)[0], settings, 1000, copies)
     facts = {
         "device": torch.cuda.get_device_name() if is_cuda else platform.processor(),
         "torch": torch.__version__,

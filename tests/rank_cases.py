@@ -3,7 +3,7 @@
 import multiprocessing
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def spec_of(case: Case) -> TargetSpec:
         model="random",
         revision=None,
         architecture="LlamaForCausalLM",
-        hidden_size=config.hidden_size,
+        hidden_size=config.target_hidden_size,
         vocab_size=config.target_vocab_size,
         num_layers=8,
         aux_layer_ids=(2, 4, 5),
@@ -129,9 +129,10 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def use_written_out_backward(trainer: Trainer) -> None:
     """Train with the fast path's own backward, on the operations that it has for a CPU."""
-    trainer.fused = fused = FusedUnroll(trainer.draft, torch.float32)
-    if trainer.ranks.size > 1:
-        fused.weights.hand_over = trainer.ranks.start_adding_up
+    slices, ranks, train_head = trainer.slices, trainer.ranks, trainer.settings.train_head
+    trainer.fused = fused = FusedUnroll(trainer.draft, torch.float32, train_head, sliced=slices is not None)
+    if ranks.size > 1:
+        fused.weights.hand_over = slices.add if slices else lambda name, sum: ranks.start_adding_up(sum)
     step = trainer.stepper.step
 
     def step_and_copy(*arguments: Any) -> Any:
@@ -142,6 +143,13 @@ def use_written_out_backward(trainer: Trainer) -> None:
     trainer.stepper.step = step_and_copy  # type: ignore[method-assign]
 
 
+def kept_bytes(trainer: Trainer) -> int:
+    """Return what masters, gradient sums and moments take on this rank."""
+    kept = [t for p in trainer.masters.values() for t in (p, p.grad) if t is not None]
+    kept += [t for o in trainer.optimizers for state in o.state.values() for t in state.values()]
+    return sum(t.numel() * t.element_size() for t in kept)
+
+
 def train_together(
     ranks: Ranks,
     root: Path,
@@ -149,17 +157,18 @@ def train_together(
     stop_after: int | None,
     poisoned: tuple[int, ...] = (),
     device: str = "cpu",
+    shape: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train a small draft for two epochs of four steps and return what came of it."""
-    case = make_case(3, LENGTHS, head_dim=16)
+    case = make_case(3, LENGTHS, head_dim=16, **(shape or {}))
     states = case.states
     for i in poisoned:
         states[i] = HiddenStates(
             states[i].sample, torch.full_like(states[i].aux, float("nan")), states[i].last
         )
-    trainer = trainer_of(
-        case, root, states, device, ranks, micro_batches=4, num_epochs=2, validate_every=3, save_every=2
-    )
+    defaults: dict[str, Any] = {"micro_batches": 4, "num_epochs": 2, "validate_every": 3, "save_every": 2}
+    trainer = trainer_of(case, root, states, device, ranks, **(defaults | settings))
     if written_out:
         use_written_out_backward(trainer)
     trainer.run(stop_after)
@@ -168,4 +177,5 @@ def train_together(
         "history": trainer.history,
         "num_batches": len(trainer.batches),
         "shares": [len(share) for share in trainer._share],
+        "bytes": kept_bytes(trainer),
     }

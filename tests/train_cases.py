@@ -59,6 +59,7 @@ def make_case(
     share: float = 0.6,
     *,
     width: int = 32,
+    target_width: int | None = None,  # another one: the draft has its own embedding
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 8,
@@ -78,9 +79,10 @@ def make_case(
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=torch_generator)
 
+    target_width = target_width or width
     config = DraftConfig(
         hidden_size=width,
-        target_hidden_size=width,
+        target_hidden_size=target_width,
         num_aux_layers=num_aux,
         vocab_size=draft_vocab,
         target_vocab_size=target_vocab,
@@ -102,9 +104,11 @@ def make_case(
         for p in draft.parameters():
             p.copy_(normal(*p.shape) * p.shape[-1] ** -0.5 if p.ndim == 2 else 1 + 0.2 * normal(*p.shape))
     teacher = TeacherHead(
-        norm_weight=1 + 0.2 * normal(width),
-        head=normal(target_vocab, width) * 2 * width**-0.5,
-        embedding=draft.embed_tokens.weight.detach(),
+        norm_weight=1 + 0.2 * normal(target_width),
+        head=normal(target_vocab, target_width) * 2 * target_width**-0.5,
+        embedding=draft.embed_tokens.weight.detach()
+        if width == target_width
+        else normal(target_vocab, target_width),
         norm_kind="rms",
         norm_eps=EPS,
         logit_softcap=None,
@@ -118,6 +122,6 @@ def make_case(
         teacher,
         torch.from_numpy(ids),
         samples,
-        normal(num_tokens, num_aux, width),
-        normal(num_tokens, width),
+        normal(num_tokens, num_aux, target_width),
+        normal(num_tokens, target_width),
     )

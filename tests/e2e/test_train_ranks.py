@@ -42,9 +42,16 @@ def test_two_processes_train_what_one_trains_and_only_the_first_of_them_speaks(
     assert record_two["inputs"] == record["inputs"]
     assert record_two["acceptance_length"] == record["acceptance_length"]
     assert all((weights[n] - weights_two[n]).abs().max() < 1e-5 for n in weights)
+    record_sliced, weights_sliced = trained(extracted, "train.num_gpus=2", "train.shard=true")
+    assert record_sliced["inputs"] == record["inputs"]
+    assert all((weights[n] - weights_sliced[n]).abs().max() < 1e-5 for n in weights)
 
 
 def test_a_mistake_is_told_before_any_process_is_started(extracted: Path) -> None:
     screen = eyas("train", "-c", extracted, "train.num_gpus=3", "train.micro_batches=2", "--fresh")
     assert screen.code == 2
     assert "train.micro_batches=3" in screen.err
+    screen = eyas("train", "-c", extracted, "train.shard=true", "train.optimizer=muon", "--fresh")
+    assert screen.code == 2
+    assert "needs whole matrices" in screen.err
+    assert "train.optimizer=adamw" in screen.err

@@ -131,7 +131,9 @@ def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest)
     batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
     settings = TrainSettings()
-    stepper = Stepper(make_optimizers(here.draft, settings)[0], settings, 10, runner.weights.copies)
+    stepper = Stepper(
+        make_optimizers(here.draft.trainable(), settings)[0], settings, 10, runner.weights.copies
+    )
     for attempt in range(2):
         if attempt:  # kernels are compiled and state is made in the first
             request.getfixturevalue("waiting_is_an_error")
@@ -147,7 +149,9 @@ def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
     settings = TrainSettings()
-    stepper = Stepper(make_optimizers(here.draft, settings)[0], settings, 10, runner.weights.copies)
+    stepper = Stepper(
+        make_optimizers(here.draft.trainable(), settings)[0], settings, 10, runner.weights.copies
+    )
     before = {n: p.detach().clone() for n, p in here.draft.trainable().items()}
     batch.aux[5] = float("nan")
     targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)

@@ -1,6 +1,7 @@
 """Two GPUs train what one process on a CPU trains: NCCL, and sums that run beside the backward."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,15 @@ pytestmark = [
 ]
 
 
-def test_two_gpus_train_what_one_cpu_process_trains(tmp_path: Path) -> None:
+def train(ranks: Ranks, root: Path, shard: bool) -> dict[str, Any]:
+    return train_together(ranks, root, False, None, device="cuda", shard=shard)
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["whole", "sliced"])
+def test_two_gpus_train_what_one_cpu_process_trains(tmp_path: Path, shard: bool) -> None:
     alone = train_together(Ranks(), tmp_path / "alone", False, None)
-    arguments = (tmp_path / "together", False, None, (), "cuda")
-    one, two = run_ranks(2, tmp_path / "meet", train_together, *arguments, backend="nccl")
+    one, two = run_ranks(2, tmp_path / "meet", train, tmp_path / "together", shard, backend="nccl")
+    assert one["bytes"] < (0.52 if shard else 1.01) * alone["bytes"]
     assert all(torch.equal(one["weights"][n], two["weights"][n]) for n in one["weights"])
     for row, expected in zip(one["history"], alone["history"], strict=True):
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-3)

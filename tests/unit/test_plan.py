@@ -107,6 +107,28 @@ def test_training_memory_is_within_a_quarter_of_what_a_gpu_took(
     assert found / 2**30 == pytest.approx(measured_gib, rel=0.25)
 
 
+def test_slices_of_a_kimi_sized_draft_leave_room_and_the_plan_says_so(tmp_path: Path) -> None:
+    target = write_config(tmp_path / "kimi", KIMI, nested=True)
+    settings = (
+        "draft.num_layers=4",
+        "draft.vocab_size=null",
+        "train.batch_tokens=1",
+        "train.compute_dtype=bfloat16",
+    )
+    whole = planned(target, *settings, "train.num_gpus=8", "train.micro_batches=8", tokens=1000)
+    sliced = planned(
+        target, *settings, "train.num_gpus=8", "train.micro_batches=8", "train.shard=true", tokens=1000
+    )
+    parameters = whole.draft_parameters
+    head = 163840 * 7168  # the largest parameter: the whole vocabulary
+    saved = whole.memory[1].bytes - sliced.memory[1].bytes
+    assert saved == pytest.approx(parameters * (18 - 2 * 2 - 16 / 8) - 4 * head)
+    assert "slices over 8 GPUs" in sliced.memory[1].basis
+    assert (
+        planned(target, *settings, "train.shard=true", tokens=1000).memory[1].bytes == whole.memory[1].bytes
+    )
+
+
 def test_a_target_that_a_run_would_refuse_is_planned_and_said(tmp_path: Path) -> None:
     found = planned(write_config(tmp_path / "llama", LLAMA_8B), tokens=1000, rates=["extract=10"])
     assert found.notes

@@ -1,3 +1,4 @@
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,9 +65,19 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: str) -> None:
 
 
 def test_shards_are_bounded_in_bytes_unless_one_sample_is_larger() -> None:
-    assert plan_shards([10, 10, 10, 50, 10], bytes_per_token=2, shard_bytes=40) == (0, 2, 3, 4, 5)
+    assert plan_shards([10, 10, 10, 50, *[10] * 9], bytes_per_token=2, shard_bytes=40)[:5] == (0, 2, 3, 4, 6)
     assert plan_shards([10], 2, 1) == (0, 1)
     assert plan_shards([], 2, 40) == (0,)
+
+
+def test_the_last_of_several_shards_get_smaller_and_a_single_one_stays_whole() -> None:
+    bounds = plan_shards([1] * 100, bytes_per_token=1, shard_bytes=32)
+    sizes = [b - a for a, b in itertools.pairwise(bounds)]
+    assert sizes == [25, 18, 14, 10, 8, 6, 4, 3, 3, 2, 2, 2, 2, 1]
+    assert plan_shards([1] * 32, bytes_per_token=1, shard_bytes=32) == (0, 32)
+    sizes = [b - a for a, b in itertools.pairwise(plan_shards([1] * 1000, 1, 32))]
+    assert sizes[:27] == [32] * 27
+    assert sum(sizes) == 1000
 
 
 def test_a_store_without_samples_is_one_empty_shard(tmp_path: Path) -> None:

@@ -101,11 +101,11 @@ def test_several_writers_share_a_store_and_the_last_attempt_counts(tmp_path: Pat
         writers[shard % 2].write(shard, states[bounds[shard] : bounds[shard + 1]])
     assert {p.name for p in tmp_path.glob("journal*")} == {"journal-a.jsonl", "journal-b.jsonl"}
     assert missing_shards(tmp_path) == []
-    wrong = states[bounds[1] : bounds[2]][::-1]
-    writers[0].write(1, wrong)
-    with pytest.raises(ContractError, match="two writers have written shard 1"):
+    wrong = states[bounds[0] : bounds[1]][::-1]
+    writers[1].write(0, wrong)
+    with pytest.raises(ContractError, match="two writers have written shard 0"):
         read_journal(tmp_path)
-    assert missing_shards(tmp_path) == [1]
-    ShardWriter(tmp_path, manifest).write(1, states[bounds[1] : bounds[2]])
-    assert read_journal(tmp_path)[1].attempt == 2
+    assert missing_shards(tmp_path) == [0]
+    ShardWriter(tmp_path, manifest).write(0, states[bounds[0] : bounds[1]])
+    assert read_journal(tmp_path)[0].attempt == 2
     assert len(ShardStore(tmp_path).lengths) == 12

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.config.schema import TargetSettings
 from eyas.errors import ContractError, UserError
+from eyas.targets import config
 from eyas.targets.families import family_of
 from eyas.targets.locate import locate, locate_config, locate_description
 from eyas.targets.spec import read_target
@@ -36,6 +37,15 @@ def test_settings_override_layers_and_dtype(tiny_target: Path) -> None:
     settings = TargetSettings(model=str(tiny_target), aux_layer_ids=(0, 6), dtype="bfloat16")
     spec = read_target(tiny_target, settings)
     assert (spec.aux_layer_ids, spec.dtype) == ((0, 6), "bfloat16")
+
+
+def test_a_transformers_that_an_old_vllm_asks_for_is_refused(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config.transformers, "__version__", "4.57.6")
+    with pytest.raises(UserError, match=r"transformers 4\.57\.6 is too old, eyas needs 5\.0") as error:
+        read_target(tiny_target, TargetSettings(model=str(tiny_target)))
+    assert "vLLM before 0.19 forbids that" in str(error.value.hint)
 
 
 def test_end_of_turn_is_all_that_any_file_names(target: Path) -> None:

@@ -1,8 +1,11 @@
 """Which way in a version and a target get, and what is refused before anything is loaded."""
 
+import importlib.metadata
+
 import pytest
 
-from eyas.engines.vllm.versions import check_parallel, choose_way, parse
+from eyas.engines.vllm import versions
+from eyas.engines.vllm.versions import check_parallel, choose_way, installed_version, parse, remarks
 from eyas.errors import UserError
 from eyas.types import TargetSpec
 from vllm_cases import make_model, spec_of_model
@@ -65,3 +68,31 @@ def test_versions_before_hooks_work_are_refused(text: str) -> None:
 
 def test_local_version_parts_are_read_over() -> None:
     assert parse("0.26.0+cu130") == (0, 26)
+
+
+def test_the_cpu_build_that_wants_preloaded_libraries_is_refused_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(versions, "is_installed", lambda: True)
+    monkeypatch.setattr(versions, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(versions.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.18.1")
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libtcmalloc_minimal.so.4")
+    with pytest.raises(
+        UserError, match=r"0\.18 starts only with libtcmalloc and libiomp in LD_PRELOAD"
+    ) as error:
+        installed_version()
+    assert "or pip install" in str(error.value.hint)
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libtcmalloc_minimal.so.4:/env/lib/libiomp5.so")
+    assert installed_version() == (0, 18)
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.19.1")
+    assert installed_version() == (0, 19)
+
+
+def test_doctor_is_told_what_a_version_lacks() -> None:
+    assert remarks((0, 20)) == ["captures with hooks only", "does not serve drafts"]
+    assert remarks((0, 22)) == ["captures with hooks only"]
+    (told,) = remarks((0, 25))
+    assert "several tensor-parallel ranks" in told
+    assert remarks((0, 30)) == []

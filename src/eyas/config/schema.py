@@ -206,13 +206,17 @@ class TrainSettings(Section):
     num_gpus: PositiveInt = Field(
         1, description="GPUs of this machine that share each step's micro-batches; under torchrun, its own"
     )
+    shard: bool = Field(
+        False,
+        description="each GPU keeps a slice of fp32 weights, moments and gradient sums: for large drafts",
+    )
     trackers: tuple[str, ...] = Field(
         (), description="where curves also go: tensorboard, wandb, mlflow, trackio"
     )
 
 
 # What says where training runs or is shown, and nothing about what comes out.
-MACHINE_SETTINGS = {"device", "num_gpus", "trackers", "stream_bytes", "keep_states"}
+MACHINE_SETTINGS = {"device", "num_gpus", "shard", "trackers", "stream_bytes", "keep_states"}
 
 
 class ExportSettings(Section):

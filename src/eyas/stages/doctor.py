@@ -115,7 +115,7 @@ def _vllm(config: RunConfig | None) -> Iterator[Finding]:
                       "is not installed" + ("" if wanted else " (needed for large targets only)"),
                       INSTALL_VLLM if wanted else None)  # fmt: skip
         return
-    from eyas.engines.vllm.versions import DEPENDABLE, INSTALL, NATIVE_FAULTS, installed_version
+    from eyas.engines.vllm.versions import DEPENDABLE, INSTALL, installed_version, remarks
 
     try:
         number = installed_version()
@@ -123,10 +123,8 @@ def _vllm(config: RunConfig | None) -> Iterator[Finding]:
         yield Finding("vllm", "problem" if wanted else "warning", error.what, error.hint)
         return
     text = ".".join(map(str, number))
-    faults = [f.what for f in NATIVE_FAULTS if f.since <= number < f.until]
-    if faults:
-        yield Finding("vllm", "warning", f"{text}: its facility {'; '.join(faults)}",
-                      f"eyas captures by hooks where that matters; {INSTALL}")  # fmt: skip
+    if found := remarks(number):
+        yield Finding("vllm", "warning", f"{text} {'; '.join(found)}", INSTALL)
     elif number < DEPENDABLE:
         yield Finding("vllm", "warning", f"{text} works; newer is dependable", INSTALL)
     else:

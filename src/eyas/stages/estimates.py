@@ -33,9 +33,14 @@ class Tokens:
 
 
 def draft_parameters(draft: DraftConfig) -> int:
-    """Return how many parameters training changes, counted on a draft that has shapes and no memory."""
+    """Return how many parameters training changes."""
+    return sum(_sizes(draft))
+
+
+def _sizes(draft: DraftConfig) -> list[int]:
+    """Return the size of each trained parameter, counted on a draft that has shapes and no memory."""
     with torch.device("meta"):
-        return sum(p.numel() for p in Eagle3Draft(draft).trainable().values())
+        return [p.numel() for p in Eagle3Draft(draft).trainable().values()]
 
 
 def state_bytes(shape: Shape, tokens: Tokens) -> int:
@@ -60,15 +65,20 @@ def training_memory(config: RunConfig, draft: DraftConfig, shape: Shape, supervi
 
     Weights, gradients and two moments in fp32, a copy in the compute type; the target's embedding and head;
     what a batch keeps. On one H200 the figures of benchmarks/LOG.md are met within 15 % (a test compares).
+    With train.shard the fp32 parts are divided, and a batch's gradients stand beside the copy, one of them in
+    fp32 on its way to the sum; no GPU has measured that.
     """
     item = ITEMSIZE.get(config.train.compute_dtype, 2)  # what is chosen by itself is bfloat16 on a GPU
     parameters = draft_parameters(draft)
     weights = parameters * (16 + (item if item < 4 else 0))
+    if config.train.shard and config.train.num_gpus > 1:
+        weights = parameters * 16 // config.train.num_gpus + parameters * 2 * item + 4 * max(_sizes(draft))
     spec, tokens = shape.spec, config.train.batch_tokens
     teacher = spec.vocab_size * spec.hidden_size * item * (1 if spec.tied_head else 2)
     rows = tokens * supervised_share
-    kept = (_KEPT_MLP * draft.intermediate_size + _KEPT_WIDTH * draft.hidden_size) * item
-    steps = rows * config.train.num_unroll_steps * kept
+    num_steps = config.train.num_unroll_steps
+    mlp = _KEPT_MLP * draft.intermediate_size * (1 if config.train.recompute else num_steps)
+    steps = rows * (mlp + _KEPT_WIDTH * draft.hidden_size * num_steps) * item
     inputs = tokens * (spec.num_aux_layers + 2) * spec.hidden_size * item
     logits = min(rows, _LOSS_ROWS) * (draft.vocab_size * 2 + spec.vocab_size) * item
     return round(weights + teacher + steps + inputs + logits)

@@ -62,6 +62,8 @@ def memory_needs(
     training = estimates.training_memory(config, draft, shape, tokens.supervised_share)
     on_gpu = config.train.device != "cpu" and gpus is not None
     room, basis = gpus if on_gpu else ram, "draft, optimizer, the target's embedding and head, one batch"
+    if config.train.shard and config.train.num_gpus > 1:
+        basis += f"; optimizer and fp32 weights in slices over {config.train.num_gpus} GPUs"
     turns = []
     if config.train.source == "stream":
         turns = [Need("train, memory", config.train.stream_bytes, ram, "states on their way, at most")]

@@ -29,6 +29,7 @@ from eyas.stages.report import print_summary, write_report
 from eyas.stages.start import read_start
 from eyas.stages.stream import check_stream
 from eyas.stages.train import check_held_out, draft_config, train
+from eyas.train.slices import check_slices
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
     "prepare": prepare,
@@ -150,6 +151,7 @@ def check_settings(context: RunContext) -> None:
     ):
         registry.check(table, name, kind)
     check_stream(config)
+    check_slices(config.train)
     for name in config.train.trackers:
         registry.check(registry.TRACKERS, name, "tracker")
     _check_evaluation(config.evaluate)

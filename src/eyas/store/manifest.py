@@ -67,13 +67,20 @@ def stored_bytes_per_token(spec: TargetSpec, states_dtype: str) -> int:
 
 
 def plan_shards(lengths: Sequence[int], bytes_per_token: int, shard_bytes: int) -> tuple[int, ...]:
-    """Return shard bounds so that no shard of several samples exceeds ``shard_bytes``; of none, no shard."""
-    bounds, size = [0], 0
+    """Return shard bounds so that no shard of several samples exceeds ``shard_bytes``; of none, no shard.
+
+    Of several shards the last ones get smaller, each a quarter of what is left: what is still to be written
+    after the engine's last state takes moments, and writers and the machines of a fleet end together.
+    """
+    left = sum(lengths) * bytes_per_token
+    smallest = shard_bytes // 16 if left > shard_bytes else shard_bytes
+    bounds, size, limit = [0], 0, min(shard_bytes, max(left // 4, smallest))
     for index, length in enumerate(lengths):
-        if size and size + length * bytes_per_token > shard_bytes:
+        if size and size + length * bytes_per_token > limit:
             bounds.append(index)
-            size = 0
+            size, limit = 0, min(shard_bytes, max(left // 4, smallest))
         size += length * bytes_per_token
+        left -= length * bytes_per_token
     return (*bounds, len(lengths)) if lengths else (0,)
 
 

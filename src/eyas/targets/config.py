@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from eyas.errors import UserError
@@ -16,8 +17,14 @@ _SAME_AS = {"kimi_k2": "deepseek_v3"}
 def read_config(folder: Path, trust_remote_code: bool = False) -> Any:
     """Return the transformers configuration of a model folder, with all its defaults.
 
-    Raises: UserError when config.json cannot be read, or names a model that transformers does not know.
+    Raises: UserError when config.json cannot be read, names a model that transformers does not know, or
+    transformers is one of those that old vLLMs ask for.
     """
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        raise UserError(
+            f"transformers {transformers.__version__} is too old, eyas needs 5.0",
+            hint="pip install 'transformers>=5.0'; vLLM before 0.19 forbids that: install vllm>=0.31",
+        )
     try:
         raw = read_json(folder / "config.json")
         if raw.get("model_type") in _SAME_AS:

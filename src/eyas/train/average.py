@@ -1,19 +1,17 @@
 """A running average of the weights: validated, kept and exported, while training goes on beside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
-from eyas.draft.eagle3 import Eagle3Draft
-
 
 class WeightAverage:
-    """Averages ``draft``'s trainable weights over about 1 / (1 - ``decay``) steps, fewer at first."""
+    """Averages weights, given by name, over about 1 / (1 - ``decay``) steps, fewer at first."""
 
-    def __init__(self, draft: Eagle3Draft, decay: float) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor], decay: float) -> None:
         self.decay = decay
-        self.parameters = draft.trainable()
+        self.parameters = parameters
         self.averages = {name: p.detach().clone() for name, p in self.parameters.items()}
         # The weights that training goes on from, while the averages stand in their place.
         self.masters: dict[str, torch.Tensor] = {}
@@ -27,13 +25,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begin again from the draft's weights as they are."""
+        """Begin again from the weights as they are."""
         for name, average in self.averages.items():
             average.copy_(self.parameters[name])
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the averages into the draft while the context is open; ``masters`` are what they replace."""
+        """Put the averages into the weights while the context is open; ``masters`` are what they replace."""
         self.masters = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._put(self.averages)
         try:

@@ -1,7 +1,7 @@
 """Checkpoints: a folder that is complete or absent, and that training goes on from bit by bit."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ FORMAT_VERSION = 2
 # What a weight's own entry in optimizer.safetensors is called, beside its moments.
 _MASTER = "master"
 
+Join = Callable[[str, torch.Tensor], torch.Tensor]
+Cut = Callable[[torch.Tensor], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -45,29 +48,46 @@ class Checkpoint:
     metrics: Mapping[str, Any]
 
 
-def save_checkpoint(
-    checkpoint: Checkpoint,
-    draft: Eagle3Draft,
-    optimizers: Sequence[torch.optim.Optimizer],
-    masters: Mapping[str, torch.Tensor],
-) -> None:
-    """Write weights, optimizer state and description; the frozen embedding stays with the target.
+@dataclass(frozen=True)
+class State:
+    """What training goes on from, whole and in the host's memory: weights, and ``NAME:KEY`` of optimizers."""
 
-    ``masters`` are the weights that training goes on from, where ``draft`` holds their average.
-    """
-    trainable = draft.trainable()
-    with atomic_folder(checkpoint.folder) as folder:
-        weights = {n: p.detach().cpu().contiguous() for n, p in trainable.items()}
-        save_tensors(weights, folder / "draft.safetensors")
-        names_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in trainable.items()}
+    weights: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        parameters: Mapping[str, torch.Tensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+        masters: Mapping[str, torch.Tensor],
+        join: Join | None = None,
+    ) -> "State":
+        """Take the state of ``parameters``, which ``join`` makes whole by name if ranks hold slices of them.
+
+        ``masters`` are the weights that training goes on from, where ``parameters`` are their average.
+        """
+
+        def whole(name: str, value: torch.Tensor) -> torch.Tensor:
+            joined = join(name, value) if join and value.ndim else value.detach()  # a step count is no slice
+            return joined.cpu().contiguous()
+
+        names_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         moments = {
-            f"{names_of[parameter]}:{key}": value.cpu().contiguous()
+            f"{names_of[parameter]}:{key}": whole(names_of[parameter], value)
             for optimizer in optimizers
             for parameter, state in optimizer.state.items()
             for key, value in state.items()
         }
-        moments |= {f"{name}:{_MASTER}": value.cpu().contiguous() for name, value in masters.items()}
-        save_tensors(moments, folder / "optimizer.safetensors")
+        moments |= {f"{name}:{_MASTER}": whole(name, value) for name, value in masters.items()}
+        return cls({name: whole(name, p) for name, p in parameters.items()}, moments)
+
+
+def save_checkpoint(checkpoint: Checkpoint, state: State) -> None:
+    """Write weights, optimizer state and description; the frozen embedding stays with the target."""
+    with atomic_folder(checkpoint.folder) as folder:
+        save_tensors(state.weights, folder / "draft.safetensors")
+        save_tensors(state.optimizer, folder / "optimizer.safetensors")
         ids = {"target_ids": torch.from_numpy(checkpoint.vocab.target_ids)}
         save_tensors(ids, folder / "vocab.safetensors")
         names = ("draft.safetensors", "optimizer.safetensors", "vocab.safetensors")
@@ -114,9 +134,21 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @torch.no_grad()
-def load_weights(checkpoint: Checkpoint, draft: Eagle3Draft) -> None:
-    """Copy the trained weights into ``draft``; every trainable tensor must be there, and no other."""
+def load_weights(
+    checkpoint: Checkpoint,
+    draft: Eagle3Draft,
+    parameters: Mapping[str, torch.Tensor] | None = None,
+    cut: Cut = _whole,
+) -> None:
+    """Copy the trained weights into ``draft``; every trainable tensor must be there, and no other.
+
+    With ``parameters``, into those instead, what ``cut`` leaves of each.
+    """
     stored = load_file(checkpoint.folder / "draft.safetensors")
     trainable = draft.trainable()
     if set(stored) != set(trainable):
@@ -126,15 +158,20 @@ def load_weights(checkpoint: Checkpoint, draft: Eagle3Draft) -> None:
     for name, parameter in trainable.items():
         if stored[name].shape != parameter.shape:
             raise ContractError(f"{checkpoint.folder}: {name} is {tuple(stored[name].shape)}")
-        parameter.copy_(stored[name])
+        (parameters or trainable)[name].copy_(cut(stored[name]))
 
 
 @torch.no_grad()
 def load_optimizers(
-    checkpoint: Checkpoint, draft: Eagle3Draft, optimizers: Sequence[torch.optim.Optimizer]
+    checkpoint: Checkpoint,
+    parameters: Mapping[str, torch.Tensor],
+    optimizers: Sequence[torch.optim.Optimizer],
+    cut: Cut = _whole,
 ) -> None:
-    """Restore the fp32 moments and step counts of each parameter's optimizer, and masters if there are."""
-    trainable = draft.trainable()
+    """Restore the fp32 moments and step counts of each parameter's optimizer, and masters if there are.
+
+    ``cut`` leaves of a tensor what ``parameters`` hold of it.
+    """
     state_of = {
         parameter: optimizer.state[parameter]
         for optimizer in optimizers
@@ -143,11 +180,11 @@ def load_optimizers(
     }
     for entry, value in load_file(checkpoint.folder / "optimizer.safetensors").items():
         name, key = entry.split(":")
-        parameter = trainable[name]
+        parameter = parameters[name]
         if key == _MASTER:
-            parameter.copy_(value)
+            parameter.copy_(cut(value))
         else:
-            state_of[parameter][key] = value.to(parameter.device)
+            state_of[parameter][key] = (cut(value) if value.ndim else value).to(parameter.device)
 
 
 def checkpoint_folder(root: Path, step: int) -> Path:

@@ -23,6 +23,7 @@ from eyas.train.average import WeightAverage
 from eyas.train.batch import PackedBatch, lay_out
 from eyas.train.checkpoint import (
     Checkpoint,
+    State,
     checkpoint_folder,
     latest_checkpoint,
     load_optimizers,
@@ -35,10 +36,12 @@ from eyas.train.checkpoint import (
 )
 from eyas.train.feed import Windows, feed, whole
 from eyas.train.fused.unroll import FusedUnroll
+from eyas.train.gradients import add_up_in_slices, add_up_whole
 from eyas.train.metrics import Acceptance, StepSums, replay_answers
 from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.ranks import Ranks, share_of
 from eyas.train.schedule import check_ranks, costs_of, plan_steps
+from eyas.train.slices import Slices, check_slices
 from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import UnrollResult, run_unroll
 from eyas.types import VocabMap
@@ -85,11 +88,21 @@ class Trainer:
         if self.device.type == "cuda" and not self.draft.config.has_own_embedding:
             # One embedding on the card, in the compute dtype; it is frozen, so nothing is lost.
             self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
+        self.slices: Slices | None = None
+        check_slices(self.settings)
+        if self.settings.shard and self.ranks.size == 1:
+            say("train: train.shard does nothing for one process; set train.num_gpus")
+        elif self.settings.shard:
+            frozen = () if self.settings.train_head else ("lm_head.weight",)
+            self.slices = Slices(self.draft, self.dtype, self.device, frozen)
         self.draft.to(self.device)
+        # The weights that the optimizers step: the draft's own, or this rank's slices of them.
+        self.masters = self.slices.masters if self.slices else self.draft.trainable()
         self.target_ids = torch.from_numpy(self.vocab.target_ids).to(self.device)
-        self.fused = fused_unroll(self.draft, self.dtype, self.device, self.settings)
+        self.fused = fused_unroll(self.draft, self.dtype, self.device, self.settings, self.slices is not None)
         if self.fused and self.ranks.size > 1:
-            self.fused.weights.hand_over = self.ranks.start_adding_up
+            whole = self.ranks.start_adding_up
+            self.fused.weights.hand_over = self.slices.add if self.slices else lambda name, sum: whole(sum)
         # One entry for each step of the optimizer: its micro-batches, as indices of samples. They are the
         # same for any number of ranks, and so is what comes out, to rounding.
         check_ranks(self.settings, self.ranks.size)
@@ -98,12 +111,13 @@ class Trainer:
         self._share = [
             share_of(step, [float(costs[pack].sum()) for pack in step], self.ranks) for step in self.batches
         ]
-        adamw, muon = make_optimizers(self.draft, self.settings)
+        adamw, muon = make_optimizers(self.masters, self.settings)
         self.optimizers = [adamw, muon] if muon else [adamw]
-        copies = self.fused.weights.copies if self.fused else None
-        self.stepper = Stepper(adamw, self.settings, len(self.batches), copies, muon)
+        copies = self.fused.weights.copies if self.fused and not self.slices else None
+        owners = self.ranks if self.slices else None
+        self.stepper = Stepper(adamw, self.settings, len(self.batches), copies, muon, owners)
         decay = self.settings.average_decay
-        self.average = None if decay is None else WeightAverage(self.draft, decay)
+        self.average = None if decay is None else WeightAverage(self.masters, decay)
         self.settings_fingerprint = fingerprint(
             [
                 self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),
@@ -151,8 +165,10 @@ class Trainer:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Tell the fast path that something other than the optimizer changed the weights."""
-        if self.fused:
+        """Let the unroll read the weights, which something other than the optimizer changed."""
+        if self.slices:
+            self.slices.publish()
+        elif self.fused:
             self.fused.weights.refresh()
 
     def validate(self) -> tuple[StepSums, Acceptance]:
@@ -175,26 +191,22 @@ class Trainer:
 
     def _step(self, step: int, batches: Iterable[PackedBatch], num_batches: int) -> None:
         """Add up the gradients of the micro-batches and step; nothing waits for the device."""
-        if self.fused:
-            self.fused.weights.start()
-        else:
-            self.draft.zero_grad(set_to_none=True)
         sums = [torch.zeros(2 + 3 * self.settings.num_unroll_steps, dtype=torch.float64, device=self.device)]
-        for number, batch in enumerate(batches, start=1):
-            if self.fused and number == num_batches:
-                self.fused.weights.expect_last()
-            sums.append(StepSums.pack(self._unroll(batch, with_gradients=True)))
-        if self.fused:
-            self.fused.weights.finish()
-        elif self.ranks.size > 1:
-            for parameter in self.stepper.parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                self.ranks.start_adding_up(parameter.grad)
+        weights = self.fused.weights if self.fused else None
+        if not weights:
+            self.draft.zero_grad(set_to_none=True)
+        if self.slices:
+            num_rounds = -(-len(self.batches[step]) // self.ranks.size)
+            sums += add_up_in_slices(self.slices, weights, batches, num_rounds, self._backward)
+        else:
+            parameters = self.stepper.parameters
+            sums += add_up_whole(parameters, weights, self.ranks, batches, num_batches, self._backward)
         total = torch.stack(sums).sum(0)
         self.ranks.add_up(total)
         self.ranks.finish_adding_up()
         outcome = self.stepper.step(total[0], total[-1])
+        if self.slices:
+            self.slices.publish(only_stepped=True)
         if self.average:
             self.average.update(step)
         facts = torch.stack([outcome.grad_norm.double(), outcome.rate.double(), outcome.taken.double()])
@@ -256,6 +268,9 @@ class Trainer:
             result.loss.backward()
         return result
 
+    def _backward(self, batch: PackedBatch) -> torch.Tensor:
+        return StepSums.pack(self._unroll(batch, with_gradients=True))
+
     def _load(self, states: StateReader, indices: Sequence[int]) -> PackedBatch:
         samples = [states.read(i) for i in indices]
         pinned = self.device.type == "cuda"
@@ -282,14 +297,19 @@ class Trainer:
             self._save(step)
 
     def _save(self, step: int) -> None:
-        self.ranks.on_first(lambda: self._write_checkpoint(step))
-
-    def _write_checkpoint(self, step: int) -> None:
         folder = checkpoint_folder(self.root, step)
-        if folder.exists():  # saved a moment ago as the best; replacing it would leave none for an instant
+        # Saved a moment ago as the best it stays: replacing it would leave none for an instant.
+        if self.ranks.on_first(folder.exists):
             return
+        masters = self.average.masters if self.average else {}
+        join = self.slices.join_on_first if self.slices else None
+        take = partial(State.of, self.masters, self.optimizers, masters, join)
+        state = take() if self.slices else None  # every rank gives its slices
+        self.ranks.on_first(lambda: self._write_checkpoint(step, state or take()))
+
+    def _write_checkpoint(self, step: int, state: State) -> None:
         checkpoint = Checkpoint(
-            folder=folder,
+            folder=checkpoint_folder(self.root, step),
             step=step,
             num_steps=len(self.batches),
             spec=self.train_states.spec,
@@ -305,8 +325,7 @@ class Trainer:
                 "num_skipped": self.num_skipped,
             },
         )
-        masters = self.average.masters if self.average else {}
-        save_checkpoint(checkpoint, self.draft, self.optimizers, masters)
+        save_checkpoint(checkpoint, state)
         if self.best_step == step:
             mark_best(self.root, step)
         prune(self.root)
@@ -332,10 +351,11 @@ class Trainer:
                 f"{folder} was trained with other settings or other states",
                 hint="start over with --fresh, or name another run_dir",
             )
-        load_weights(checkpoint, self.draft)
+        cut = (self.slices.cut,) if self.slices else ()
+        load_weights(checkpoint, self.draft, self.masters, *cut)
         if self.average:
             self.average.restart()
-        load_optimizers(checkpoint, self.draft, self.optimizers)
+        load_optimizers(checkpoint, self.masters, self.optimizers, *cut)
         self._refresh()
         self.stepper.num_taken.fill_(checkpoint.metrics["num_taken"])
         self.num_skipped = checkpoint.metrics["num_skipped"]
@@ -372,7 +392,7 @@ def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
 
 
 def fused_unroll(
-    draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, settings: TrainSettings
+    draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, settings: TrainSettings, sliced: bool
 ) -> FusedUnroll | None:
     """Return the fast path where it runs: on a GPU whose kernels fit the draft."""
     if draft.config.latent_attention is not None:
@@ -385,5 +405,5 @@ def fused_unroll(
     elif device.type == "cuda" and not FusedUnroll.fits(draft):
         say("train: the GPU kernels do not fit the draft's shape; the plain path trains it, slower")
     elif device.type == "cuda":
-        return FusedUnroll(draft, dtype, settings.train_head, settings.recompute)
+        return FusedUnroll(draft, dtype, settings.train_head, settings.recompute, sliced)
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.config.schema import TrainSettings
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.train.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Stepper:
 
     ``num_taken`` counts the steps taken; the learning rate advances only with it. ``copies`` are the fast
     path's, by parameter: with them, a kernel of our own updates AdamW's and copies in one pass. ``muon``
-    takes its rate from the host, so with it every step waits for the device once.
+    takes its rate from the host, so with it every step waits for the device once. ``owners`` are the ranks
+    among which the parameters are cut, where they are.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Stepper:
         num_steps: int,
         copies: Mapping[torch.Tensor, torch.Tensor] | None = None,
         muon: torch.optim.Muon | None = None,
+        owners: Ranks | None = None,
     ) -> None:
         self.adamw, self.muon = adamw, muon
+        self.owners = owners or Ranks()
         self.copies = copies
         groups = adamw.param_groups + (muon.param_groups if muon else [])
         self.parameters = [p for group in groups for p in group["params"]]
@@ -54,7 +57,9 @@ class Stepper:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         # A batch without a row has gradients of zero.
         num_rows = num_rows.float().clamp(min=1)
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) / num_rows
+        square = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))).double().square()
+        self.owners.add_up(square)
+        norm = square.sqrt().float() / num_rows
         finite = torch.isfinite(norm) & torch.isfinite(loss)
         rate = self.rates.index_select(0, self.num_taken).squeeze(0)  # rates[num_taken] would wait
         divisor = num_rows * (norm / self.max_grad_norm).clamp(min=1)
@@ -122,14 +127,14 @@ class Stepper:
 
 
 def make_optimizers(
-    draft: Eagle3Draft, settings: TrainSettings
+    parameters: Mapping[str, torch.nn.Parameter], settings: TrainSettings
 ) -> tuple[torch.optim.AdamW, torch.optim.Muon | None]:
-    """Return the optimizers that share the trainable parameters; only matrices decay.
+    """Return the optimizers that share a draft's trainable parameters, given by name; only matrices decay.
 
     Muon takes the matrices of ``fc`` and the layer, where it is asked for, with updates of AdamW's size
     so that one rate fits both.
     """
-    trainable = draft.trainable()
+    trainable = dict(parameters)
     assert all(p.dtype == torch.float32 for p in trainable.values()), "master weights are fp32"
     head = trainable.pop("lm_head.weight")
     tables = [trainable.pop(name) for name in list(trainable) if name == "embed_tokens.weight"]

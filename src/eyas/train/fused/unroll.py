@@ -32,11 +32,16 @@ class FusedUnroll:
     """Computes a batch's loss, and adds its gradients to the buffers of ``weights``.
 
     Without ``train_head`` the head's gradient is left out. With ``recompute`` the MLP is computed again in
-    the backward pass, step by step, and nothing of it is kept.
+    the backward pass, step by step, and nothing of it is kept. ``sliced`` is that of the weights.
     """
 
     def __init__(
-        self, draft: Eagle3Draft, dtype: torch.dtype, train_head: bool = True, recompute: bool = False
+        self,
+        draft: Eagle3Draft,
+        dtype: torch.dtype,
+        train_head: bool = True,
+        recompute: bool = False,
+        sliced: bool = False,
     ) -> None:
         config = draft.config
         self.draft, self.train_head, self.recompute = draft, train_head, recompute
@@ -46,7 +51,7 @@ class FusedUnroll:
             config.num_attention_heads // config.num_key_value_heads,
             config.head_dim,
         )
-        self.weights = Weights(draft, dtype)
+        self.weights = Weights(draft, dtype, sliced)
         self.weights.frozen = set() if train_head else {"head"}
         self.weights.refresh()
         self.ops: Any = plain_ops
@@ -275,10 +280,14 @@ class FusedUnroll:
 
         if not self.recompute:
             weights.add("gate_up", saved.gate_up, saved.normed_middle)
+        weights.complete("gate_up")
+        if not self.recompute:
             weights.add("down", saved.grad_normed, saved.activated)
+        weights.complete("down")
         weights.add("o", saved.middle, saved.attended)
+        weights.complete("o")
         weights.add("q", saved.queries, saved.mixed)
-        weights.complete("gate_up", "down", "o", "q")
+        weights.complete("q")
 
         cos, sin = self._turns(batch.positions[plan.keys])
         first_kv = saved.first_kv

@@ -10,7 +10,7 @@ import torch
 
 from eyas.draft.eagle3 import Eagle3Draft
 
-HandOver = Callable[[torch.Tensor], None]
+HandOver = Callable[[str, torch.Tensor], None]
 
 # In the order in which a batch's backward pass completes their gradients.
 _MATRICES = {
@@ -29,15 +29,19 @@ class Weights:
 
     The trainable parameters' ``grad`` are views of the buffers, ``copies`` those of the compute copies by
     parameter. ``start`` begins a new sum and ``finish`` ends it. With several ranks, ``hand_over`` takes each
-    gradient once it is complete, always in the order of ``_MATRICES``.
+    parameter's gradient, by name, once it is complete, always in the order of ``_MATRICES``.
+
+    Where the masters are ``sliced`` over ranks, the draft's parameters are the compute copies, and the buffer
+    of a matrix exists from its first gradient until it is handed over.
     """
 
-    def __init__(self, draft: Eagle3Draft, dtype: torch.dtype) -> None:
+    def __init__(self, draft: Eagle3Draft, dtype: torch.dtype, sliced: bool = False) -> None:
         trainable = draft.trainable()
-        self.dtype = dtype
+        self.dtype, self.sliced = dtype, sliced
         self.matrix: dict[str, torch.Tensor] = {}
         self.gradient: dict[str, torch.Tensor] = {}
         self.copies: dict[torch.Tensor, torch.Tensor] = {}
+        self._rows: dict[str, dict[str, int]] = {}  # of a matrix, how many are whose
         self._started: set[str] = set()
         self._ended: set[str] = set()
         self._is_last = False
@@ -45,11 +49,16 @@ class Weights:
         self.frozen: set[str] = set()  # matrices that have no gradient
         for name, parts in _MATRICES.items():
             parameters = [trainable.pop(f"{part}.weight") for part in parts]
-            rows, width = sum(len(p) for p in parameters), parameters[0].shape[1]
+            sizes = [len(p) for p in parameters]
+            self._rows[name] = {f"{part}.weight": size for part, size in zip(parts, sizes, strict=True)}
+            rows, width = sum(sizes), parameters[0].shape[1]
             device = parameters[0].device
             self.matrix[name] = torch.empty(rows, width, dtype=dtype, device=device)
+            if sliced:
+                for parameter, copy in zip(parameters, self.matrix[name].split(sizes), strict=True):
+                    parameter.data = copy.copy_(parameter.detach())
+                continue
             self.gradient[name] = torch.zeros(rows, width, dtype=torch.float32, device=device)
-            sizes = [len(p) for p in parameters]
             for parameter, copy, gradient in zip(
                 parameters, self.matrix[name].split(sizes), self.gradient[name].split(sizes), strict=True
             ):
@@ -64,7 +73,8 @@ class Weights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the masters, where something other than the optimizer changed them."""
-        torch._foreach_copy_(list(self.copies.values()), list(self.copies.keys()))
+        if self.copies:
+            torch._foreach_copy_(list(self.copies.values()), list(self.copies.keys()))
 
     def start(self) -> None:
         """Forget the gradients of the last step."""
@@ -79,36 +89,44 @@ class Weights:
         """Announce that the batch which comes is the last of this sum."""
         self._is_last = True
 
-    def complete(self, *names: str) -> None:
-        """Note that the running batch adds no more to these gradients."""
-        if self._is_last and self.hand_over:
-            for name in names:
-                if name not in self.frozen:
-                    self._end(name, self.hand_over)
+    def complete(self, name: str) -> None:
+        """Note that the running batch adds no more to this gradient."""
+        if self._is_last and self.hand_over and name not in self.frozen:
+            self._end(name, self.hand_over)
 
     def finish(self) -> None:
         """End the sums that no batch completed, as those of a batch without a row."""
-        for name in self.gradient:
+        for name in self.matrix:
             if name not in self._ended | self.frozen:
                 self._end(name, self.hand_over)
-        for parameter in self.vector.values():
+        for name, parameter in self.vector.items():
             assert parameter.grad is not None
             if self.hand_over:
-                self.hand_over(parameter.grad)
+                self.hand_over(name, parameter.grad)
 
     def _end(self, name: str, hand_over: HandOver | None) -> None:
         self._ended.add(name)
+        total = self._buffer(name)
         if name not in self._started:
-            self.gradient[name].zero_()
+            total.zero_()
         if hand_over:
-            hand_over(self.gradient[name])
+            parts = self._rows[name]
+            for part, gradient in zip(parts, total.split(list(parts.values())), strict=True):
+                hand_over(part, gradient)
+        if self.sliced:
+            del self.gradient[name]
+
+    def _buffer(self, name: str) -> torch.Tensor:
+        if name not in self.gradient:
+            self.gradient[name] = torch.empty_like(self.matrix[name], dtype=torch.float32)
+        return self.gradient[name]
 
     def add(self, name: str, grad_out: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add grad_out.T @ inputs to a matrix's gradient, in fp32 whatever the dtype of the two.
 
         Shapes: grad_out [R, out], inputs [R, in].
         """
-        total = self.gradient[name]
+        total = self._buffer(name)
         beta = int(name in self._started)
         self._started.add(name)
         if grad_out.dtype == total.dtype:
