@@ -1,5 +1,6 @@
 """Several ranks train what one process trains."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ import torch
 
 from eyas.config.schema import TrainSettings
 from eyas.data.pack import pack
-from eyas.errors import ContractError, UserError
+from eyas.errors import ContractError, EyasError, UserError
 from eyas.stages.train import _check_shared
+from eyas.train.last_word import RankLeft, one_speaks
+from eyas.train.launch import launch_ranks
 from eyas.train.ranks import Ranks, share_of
 from eyas.train.schedule import check_ranks, plan_steps
 from rank_cases import run_ranks, train_together
@@ -82,6 +85,38 @@ def fail_on_first(ranks: Ranks) -> Any:
         return error.what
     except SystemExit as error:
         return error.code
+
+
+def fail_in_turn(ranks: Ranks, first: int) -> Any:
+    """Fail on every rank: on one for a reason, on the others because a sum broke under them or as well."""
+    try:
+        with one_speaks(ranks):
+            if ranks.rank == first:
+                raise UserError("the disk is full")
+            if ranks.rank == 2:
+                raise RankLeft
+            time.sleep(1.0)
+            raise ContractError("another error, which came later")
+    except UserError as error:
+        return error.what
+    except SystemExit as error:
+        return error.code
+
+
+def test_of_ranks_that_fail_the_first_says_why_and_the_others_leave_with_its_code(tmp_path: Path) -> None:
+    assert run_ranks(3, tmp_path / "zero", fail_in_turn, 0) == ["the disk is full", 2, 2]
+    assert run_ranks(3, tmp_path / "one", fail_in_turn, 1) == [2, "the disk is full", 2]
+
+
+def test_a_rank_that_was_killed_is_told_by_the_command_that_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "rank"
+    program.write_text("#!/bin/sh\nif [ $RANK = 1 ]; then kill -9 $$; fi\nexec sleep 20\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    with pytest.raises(EyasError, match="rank 1 was killed by SIGKILL"):
+        launch_ranks(2, ())
 
 
 def look(ranks: Ranks, seen: Path, unseen: Path) -> str:

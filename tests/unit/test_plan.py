@@ -172,6 +172,12 @@ def test_a_stream_is_planned_with_captures_in_every_epoch_and_only_held_out_stat
     keeping = plan(RunContext(load_config(None, kept)), rates, tokens=1_000_000)
     assert "900,000 tokens captured" in next(s.work for s in keeping.stages if s.stage == "train")
     assert keeping.disk[0].bytes == disk[0]
+    ranks = [*settings, "train.source=stream", "train.num_gpus=2", "train.micro_batches=2"]
+    shared = plan(RunContext(load_config(None, ranks)), rates, tokens=1_000_000)
+    steps = next(s.seconds for s in plans[0].stages if s.stage == "train")
+    assert next(s.seconds for s in shared.stages if s.stage == "train") == pytest.approx(
+        steps + 900, rel=0.01
+    )
     beside = [*settings, "train.source=stream", "extract.fleet={replicas: 2}"]
     fleet = plan(RunContext(load_config(None, beside)), rates, tokens=1_000_000)
     assert next(s.seconds for s in fleet.stages if s.stage == "train") == pytest.approx(2 * 900)

@@ -51,8 +51,9 @@ class Capturing:
 def streamed_trainer(root: Path, **settings: Any) -> tuple[Trainer, Capturing]:
     case = make_case(3, LENGTHS)
     capture = Capturing(case)
-    states = StreamedStates(capture.spec, case.samples, capture, WINDOW_BYTES, "streamed")
+    states = StreamedStates(capture.spec, case.samples, capture, "streamed")
     trainer = trainer_of(case, root, case.states, num_epochs=2, **settings)
+    states.plan([[step] for step in trainer.batches], WINDOW_BYTES)
     return dataclasses.replace(trainer, train_states=states, windows=states.windows), capture
 
 
@@ -66,17 +67,21 @@ def same(one: Trainer, two: Trainer) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first) and one.history == two.history
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), max_size=30))
-def test_windows_hold_every_group_in_order_no_sample_twice_and_no_more_than_their_bytes(
-    groups: list[list[int]],
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), max_size=30), st.integers(1, 3)
+)
+def test_windows_hold_every_step_in_order_no_sample_twice_and_no_share_above_its_bytes(
+    samples: list[list[int]], num_ranks: int
 ) -> None:
     sizes = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-    windows = plan_windows(groups, sizes, 12)
-    assert [group for start, end in windows for group in groups[start:end]] == groups
+    # A step's samples are dealt out, each as a batch of its own.
+    steps = [[[[i] for i in step[rank::num_ranks]] for rank in range(num_ranks)] for step in samples]
+    windows = plan_windows(steps, sizes, 12)
+    assert [step for start, end in windows for step in steps[start:end]] == steps
     for start, end in windows:
-        held = [i for group in groups[start:end] for i in group]
-        assert len(set(held)) == len(held)
-        assert end == start + 1 or sum(sizes[i] for i in held) <= 12
+        held = [[i for step in steps[start:end] for (i,) in step[rank]] for rank in range(num_ranks)]
+        assert len({i for share in held for i in share}) == sum(map(len, held))
+        assert end == start + 1 or all(sum(sizes[i] for i in share) <= 12 for share in held)
 
 
 def test_training_from_a_stream_is_training_from_a_store_bit_for_bit(tmp_path: Path) -> None:
@@ -134,8 +139,9 @@ def test_a_slow_consumer_never_has_more_states_alive_than_the_window(
 
 def test_a_sample_outside_the_window_is_not_given() -> None:
     case = make_case(3, LENGTHS)
-    states = StreamedStates(spec_of(case), case.samples, Capturing(case), WINDOW_BYTES, "")
-    (run,) = states.windows([[0, 1], [0, 2]], 0, 1)
+    states = StreamedStates(spec_of(case), case.samples, Capturing(case), "")
+    states.plan([[[[0, 1]]], [[[0, 2]]]], WINDOW_BYTES)
+    (run,) = states.windows([[[0, 1]], [[0, 2]]], 0, 1)
     assert run == [[0, 1]]
     with pytest.raises(ContractError, match="outside its window"):
         states.read(0)

@@ -167,7 +167,8 @@ class TrainSettings(Section):
         "store", description="stream: capture states while training, a window at a time, and never store them"
     )
     stream_bytes: PositiveInt = Field(
-        4 << 30, description="memory for the states between engine and trainer of train.source=stream"
+        4 << 30,
+        description="memory for the states between engines and trainers of train.source=stream, in all",
     )
     keep_states: bool = Field(
         False, description="stream: also write what is captured, for later epochs and later runs"

@@ -85,13 +85,13 @@ def probe(
     check_samples_differ(list(alone.values()), spec)
     states = {sample_id: full_states(w) for sample_id, w in alone.items()}
     together = {w.states.sample.sample_id: full_states(w) for w in _witnesses(engine, samples)}
-    _compare(together, states, spec, "alone and in a batch")
+    compare_states(together, states, spec, "alone and in a batch")
     _compare_chunked(engine, samples, states, spec)
     if reference is None:
         notes.append("not compared with the transformers engine")
     else:
         known = {w.states.sample.sample_id: full_states(w) for w in _witnesses(reference, samples)}
-        _compare(states, known, spec, "in this engine and in transformers")
+        compare_states(states, known, spec, "in this engine and in transformers")
     return Probed(
         tuple(samples), states, envelope_of(states.values()), time.monotonic() - started, tuple(notes)
     )
@@ -100,7 +100,7 @@ def probe(
 def probe_again(engine: Engine, spec: TargetSpec, probed: Probed) -> None:
     """Raise ProbeError unless the engine still gives the states it gave at the start."""
     now = {w.states.sample.sample_id: full_states(w) for w in _witnesses(engine, probed.samples)}
-    _compare(now, probed.states, spec, "at the start and at the end")
+    compare_states(now, probed.states, spec, "at the start and at the end")
 
 
 def full_states(witness: Witness) -> torch.Tensor:
@@ -238,12 +238,12 @@ def _compare_chunked(
     own = states[longest.sample_id]
     for witness in _witnesses(engine, [*crowd, *shorter]):
         sample_id, found = witness.states.sample.sample_id, full_states(witness)
-        _compare(
+        compare_states(
             {sample_id: found}, {sample_id: own[: len(found)]}, spec, "alone and among copies and prefixes"
         )
 
 
-def _compare(
+def compare_states(
     found: dict[str, torch.Tensor], known: dict[str, torch.Tensor], spec: TargetSpec, where: str
 ) -> None:
     """Rows must agree within the dtype's rounding, each measured by its own size."""

@@ -2,16 +2,35 @@
 
 import importlib.util
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 from eyas.config.schema import FleetSettings
 from eyas.errors import UserError
 
+_AUTH_MODE = "RAY_AUTH_MODE"
+
+
+class Place(NamedTuple):
+    """Where a cluster is, for other processes that join it, and how they are to show who they are."""
+
+    address: str
+    auth_mode: str | None
+
+
+def joined(place: Place) -> AbstractContextManager[Place]:
+    """Join the cluster that another process of this run has started or joined; before ``ray`` is imported."""
+    if place.auth_mode is not None:
+        os.environ[_AUTH_MODE] = place.auth_mode
+    return cluster(place.address, 0)
+
 
 @contextmanager
-def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
+def cluster(address: str | None, num_cpus: int) -> Iterator[Place]:
     """Join the cluster at ``address``, or start one on this machine with at least ``num_cpus`` slots.
 
     One that is connected already is used and left as it is.
@@ -24,10 +43,12 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
     import ray
 
     if ray.is_initialized():
-        yield
+        yield _place()
         return
     if address is not None and address != "auto":
         _knock(address)
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if in_main else None
     quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
     try:
         if address is None:
@@ -42,10 +63,19 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[None]:
             f"cannot join the Ray cluster at {address}: {' '.join(str(error).split())}",
             hint="every machine needs the same versions of Python and Ray",
         ) from None
+    if in_main:  # Ray would end this process at once, with a trace of its own
+        signal.signal(signal.SIGTERM, before)
     try:
-        yield
+        yield _place()
     finally:
         ray.shutdown()
+
+
+def _place() -> Place:
+    import ray
+
+    # Ray sets it where it starts a cluster.
+    return Place(str(ray.get_runtime_context().gcs_address), os.environ.get(_AUTH_MODE))
 
 
 def _knock(address: str) -> None:

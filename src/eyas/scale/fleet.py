@@ -18,6 +18,7 @@ from eyas.scale.units import Units
 _MAX_DEATHS = 3
 _POLL_S = 0.5
 _SAY_AFTER_S = 60.0
+_STOP = object()
 
 
 class Worker(Protocol):
@@ -43,8 +44,11 @@ class _Actor:
         self.worker = make(name)
         return ray.util.get_node_ip_address(), self.worker.facts()
 
-    def do(self, units: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        yield from self.worker.do(units)
+    def do(self, units: Sequence[Any]) -> Iterator[Any]:
+        """Yield each result, and apart from it whose it is: that can be known without fetching the result."""
+        for unit, result in self.worker.do(units):
+            yield result
+            yield unit
 
     def close(self) -> None:
         self.worker.close()
@@ -61,11 +65,13 @@ class Fleet:
         facts: Mapping[str, str],
         ahead: int | None = None,
     ) -> None:
-        """With ``ahead``, units are done in order and at most so many beyond those that were ``taken``."""
+        """With ``ahead``, units are done in order, at most so many beyond those that were ``taken``, and what
+        comes are references to the results, which stay in the object store."""
         self.make, self.settings, self.facts = make, settings, facts
         self.num_deaths = 0
+        self._keeps_references = ahead is not None
         self._units = Units(units, settings.replicas, ahead)
-        self._found: queue.Queue[tuple[Any, Any] | BaseException | None] = queue.Queue()
+        self._found: queue.Queue[Any] = queue.Queue()
         self._actors: dict[int, Any] = {}
 
     def results(self) -> Generator[tuple[Any, Any], None, None]:
@@ -81,10 +87,13 @@ class Fleet:
                 found = self._found.get()
                 if found is None:
                     running -= 1
+                elif found is _STOP:
+                    break
                 elif isinstance(found, BaseException):
                     raise found
                 else:
                     yield found
+                    del found
         finally:
             self._units.stop()
             for actor in list(self._actors.values()):
@@ -95,6 +104,10 @@ class Fleet:
     def taken(self) -> None:
         """A result is done with: its memory may be another's."""
         self._units.make_room()
+
+    def stop(self) -> None:
+        """End ``results``, which another thread reads."""
+        self._found.put(_STOP)
 
     def _tend(self, index: int) -> None:
         """Keep one replica alive until there is nothing left for it to do."""
@@ -137,12 +150,12 @@ class Fleet:
                     waiting_since = None
             self._check(*ray.get(started))
             while unfinished := self._units.take():
-                for reference in actor.do.options(num_returns="streaming").remote(unfinished):
-                    unit, result = ray.get(reference)
+                for unit, result in _done(actor.do.options(num_returns="streaming").remote(unfinished)):
                     unfinished.remove(unit)
                     self._units.done(unit)
                     number += 1
-                    self._found.put((unit, result))
+                    self._found.put((unit, result if self._keeps_references else ray.get(result)))
+                    del result  # a reference that is kept here keeps the result's memory
                 if unfinished:
                     raise ContractError(f"replica {index} left out {unfinished[0]}")
             ray.get(actor.close.remote())
@@ -165,3 +178,11 @@ class Fleet:
                     f"{host}: {name} is {found.get(name)}, here {wanted}",
                     hint="every machine needs the same versions and target, and run_dir on a shared path",
                 )
+
+
+def _done(references: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield (unit, reference to its result) of what ``_Actor.do`` yields. Raises: what it raised."""
+    for result in references:
+        unit = next(references, None)
+        yield ray.get(result if unit is None else unit), result  # an error is the last thing that comes
+        del result

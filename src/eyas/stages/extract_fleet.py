@@ -19,7 +19,6 @@ from eyas.errors import EyasError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.scale.cluster import check_room, cluster
-from eyas.scale.fleet import Fleet
 from eyas.stages.context import RunContext
 from eyas.stages.extract import Work, make_engine, probe_engine
 from eyas.stages.shelf import Shelf
@@ -47,6 +46,8 @@ def capture_with_fleet(context: RunContext, works: Sequence[Work]) -> int:
     make = functools.partial(ExtractWorker, for_actors(context.loaded))
     num_failures = 0
     with cluster(config.ray.address, fleet.replicas):
+        from eyas.scale.fleet import Fleet
+
         check_room(fleet)
         running = Fleet(units, make, fleet, common_facts(context))
         say(f"extract: {len(units)} shards for {fleet.replicas} engines; each is probed when it starts")

@@ -114,9 +114,9 @@ def stage_plan(
 
 
 def with_captures(
-    train: StagePlan, num_tokens: float, rate: tuple[float, str] | None, in_turns: bool
+    train: StagePlan, num_tokens: float, rate: tuple[float, str] | None, num_in_turns: int
 ) -> StagePlan:
-    """Return the plan of training in turns with an engine, or beside a fleet of them."""
+    """Return the plan of training in turns with engines, one a rank, or (0) beside a fleet of them."""
     if train.state == "done":
         return train
     work = f"{train.work}, {num_tokens:,.0f} tokens captured"
@@ -127,9 +127,11 @@ def with_captures(
             else "unknown: give --rate extract=N (tokens/s), or --calibrate"
         )
         return dataclasses.replace(train, work=work, seconds=None, basis=basis)
-    captures = num_tokens / rate[0]
-    basis = f"{train.basis}; captures {'in turns with it' if in_turns else 'beside it'}, {rate[1]}"
-    seconds = train.seconds + captures if in_turns else max(train.seconds, captures)
+    captures = num_tokens / (rate[0] * max(1, num_in_turns))
+    when = "in turns with it" if num_in_turns else "beside it"
+    by = f" by {num_in_turns} engines, each" if num_in_turns > 1 else ","
+    basis = f"{train.basis}; captures {when}{by} {rate[1]}"
+    seconds = train.seconds + captures if num_in_turns else max(train.seconds, captures)
     return dataclasses.replace(train, work=work, seconds=seconds, basis=basis)
 
 

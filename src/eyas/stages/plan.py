@@ -110,10 +110,8 @@ def plan(
     if config.train.source == "stream":
         rate = known.of("extract")
         captured = found.train if config.train.keep_states else trained
-        stages = [
-            with_captures(s, captured, rate, config.extract.fleet is None) if s.stage == "train" else s
-            for s in stages
-        ]
+        in_turns = config.train.num_gpus if config.extract.fleet is None else 0
+        stages = [with_captures(s, captured, rate, in_turns) if s.stage == "train" else s for s in stages]
     return Plan(
         shape=shape,
         tokens=found,

@@ -1,7 +1,7 @@
 """Engines that capture for a trainer, a window at a time; what is trained on is never stored."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,23 +12,26 @@ import torch
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import read_samples
 from eyas.draft.base import DraftConfig
-from eyas.engines.probe import probe_again
+from eyas.engines.probe import compare_states, probe_again
 from eyas.errors import UserError
 from eyas.files import fingerprint
 from eyas.progress import say
 from eyas.stages.context import RunContext, facts_of
 from eyas.stages.estimates import training_memory
 from eyas.stages.extract import examples_of, make_check, make_engine, probe_engine
-from eyas.stages.kept import Keeper
+from eyas.stages.kept import Keeper, Unit
 from eyas.stages.shape import read_shape
 from eyas.stages.shelf import Shelf
 from eyas.stages.statistics import table_of
 from eyas.store.base import StateReader
 from eyas.store.journal import ShardRecord
-from eyas.store.streamed import StreamedStates, owned
+from eyas.store.streamed import Shares, StreamedStates, bytes_of, owned
 from eyas.train.feed import Windows, whole
+from eyas.train.last_word import one_speaks
+from eyas.train.launch import as_if_alone
+from eyas.train.ranks import Ranks, shares_of
 from eyas.train.schedule import costs_of, plan_steps
-from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
+from eyas.types import Failure, HiddenStates, TokenizedSample
 
 
 @dataclass
@@ -51,11 +54,15 @@ class Window:
 
 
 class Source(Protocol):
-    """What captures windows: an engine here, or several elsewhere."""
+    """What captures this rank's share of windows: an engine here, or several elsewhere."""
 
-    busy_s: float  # seconds that engines worked
+    busy_s: float  # seconds that engines worked for this rank
 
-    def capture(self, samples: Sequence[TokenizedSample], number: int) -> Window: ...
+    def begin(self, units: Sequence[Unit]) -> None:
+        """Be told what all ranks will ask for, each its own and in this order."""
+        ...
+
+    def capture(self, unit: Unit, samples: Sequence[TokenizedSample]) -> Window: ...
 
     def close(self) -> None: ...
 
@@ -66,14 +73,23 @@ class OneEngine:
     def __init__(self, context: RunContext, samples: Sequence[TokenizedSample]) -> None:
         self.spec, self.busy_s = context.spec, 0.0
         examples = examples_of(samples)
-        self.engine = make_engine(context)
-        try:
-            self.probed, self.check = probe_engine(context, self.engine, examples)
-        except BaseException:
-            self.engine.close()
-            raise
+        with as_if_alone():
+            self.engine = make_engine(context)
+            try:
+                self.probed, self.check = probe_engine(context, self.engine, examples)
+            except BaseException:
+                self.engine.close()
+                raise
 
-    def capture(self, samples: Sequence[TokenizedSample], number: int) -> Window:
+    def compare(self, ranks: Ranks) -> None:
+        """Raises: ProbeError where this rank's engine gives other states than the first one's."""
+        known = ranks.on_first(lambda: self.probed.states)
+        compare_states(self.probed.states, known, self.spec, f"on rank {ranks.rank} and on rank 0")
+
+    def begin(self, units: Sequence[Unit]) -> None:
+        pass
+
+    def capture(self, unit: Unit, samples: Sequence[TokenizedSample]) -> Window:
         """Return the states of ``samples``, checked as extract does.
 
         Raises: ContractError for wrong states or an engine that has drifted; EyasError for a failed sample.
@@ -105,30 +121,41 @@ def train_samples(context: RunContext) -> list[TokenizedSample]:
 
 
 class Stream:
-    """The train split as a trainer reads it, and what captures it once it is started."""
+    """The train split as one rank's trainer reads it, and what captures it once it is started."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, ranks: Ranks) -> None:
         config, spec = context.config, context.spec
-        self.samples = train_samples(context)
+        self.ranks, self.samples = ranks, train_samples(context)
         data = fingerprint([context.output_of(context.samples_stage), spec.fingerprint, "train"])
+        self.in_turns = StreamedStates(spec, self.samples, self._capture, data)
+        self.states: StateReader = self.in_turns
+        self.windows: Windows = self._windows
+        costs = costs_of(self.in_turns)
+        self.steps = [
+            shares_of(step, [float(costs[group].sum()) for group in step], ranks.size)
+            for step in plan_steps(self.in_turns.lengths, costs, config.train, config.seed)
+        ]
         fleet = config.extract.fleet
-        self.ahead = fleet.replicas + 1 if fleet else 0  # windows that are captured while one is trained on
-        window_bytes = config.train.stream_bytes // (self.ahead + 1)
-        in_turns = StreamedStates(spec, self.samples, self._capture, window_bytes, data)
-        self.turns = in_turns.turns
-        self.states: StateReader = in_turns
-        self.windows: Windows = in_turns.windows
+        # Units that exist at a time: each rank's, and with a fleet each rank's next and one an engine.
+        self.room = 2 * ranks.size + fleet.replicas if fleet else ranks.size
+        bounds = self.in_turns.plan(self.steps, config.train.stream_bytes // self.room)
+        self.units = [
+            unit
+            for number, (start, end) in enumerate(bounds)
+            for rank in range(ranks.size)
+            if (unit := Unit(number, rank, _samples_of(self.steps[start:end], rank))).samples
+        ]
+        self._own = {unit.window: unit for unit in self.units if unit.rank == ranks.rank}
         self.num_captured = 0
         self.figures: list[Mapping[str, Any] | None] = []
         self.source: Source | None = None
         self._busy_before_s = 0.0
+        self.kept_from = len(bounds)  # the window from which on all states are kept
         self.keeper: Keeper | None = None
-        steps = plan_steps(in_turns.lengths, costs_of(in_turns), config.train, config.seed)
-        groups = [group for step in steps for group in step]
-        self.plan = [[i for g in groups[start:end] for i in g] for start, end in in_turns.plan(groups)]
         if config.train.keep_states:
-            ends = list(accumulate(map(len, self.plan)))
-            self.keeper = Keeper(context, self.samples, data, self.plan[: ends.index(len(self.samples)) + 1])
+            ends = list(accumulate(len(unit.samples) for unit in self.units))
+            self.first_epoch = self.units[: ends.index(len(self.samples)) + 1]
+            self.keeper = Keeper(context, ranks, self.samples, data, self.first_epoch)
         if self.keeper and self.keeper.whole:
             say(f"train: all states are kept in {self.keeper.folder}; no engine is needed")
             self.states, self.windows = self.keeper.whole, whole
@@ -139,7 +166,7 @@ class Stream:
 
     @property
     def busy_s(self) -> float:
-        """Seconds that engines worked."""
+        """Seconds that engines worked for this rank."""
         return self._busy_before_s + (self.source.busy_s if self.source else 0.0)
 
     def close(self) -> None:
@@ -148,24 +175,47 @@ class Stream:
         if source:
             source.close()
 
-    def _capture(self, samples: Sequence[TokenizedSample], number: int) -> Sequence[HiddenStates]:
-        if self.keeper and self.keeper.whole:
-            return [self.keeper.whole.of(sample) for sample in samples]
+    def _windows(
+        self, steps: Sequence[Sequence[Sequence[int]]], first: int, last: int
+    ) -> Iterable[Sequence[Sequence[int]]]:
         assert self.source is not None
-        window = self.source.capture(samples, number)
+        bounds = self.in_turns.bounds
+        coming = [
+            unit
+            for unit in self.units
+            for start, end in [bounds[unit.window]]
+            if _samples_of(self.steps[max(start, first) : min(end, last)], unit.rank)
+        ]
+        if self.keeper and self.keeper.will_be_whole(coming):
+            self.kept_from = self.first_epoch[-1].window + 1
+        self.source.begin([unit for unit in coming if unit.window < self.kept_from])
+        return self.in_turns.windows(steps, first, last)
+
+    def _capture(self, samples: Sequence[TokenizedSample], number: int) -> Sequence[HiddenStates]:
+        if number >= self.kept_from:
+            assert self.keeper is not None
+            if isinstance(self.source, OneEngine):
+                self.close()  # its memory is better used
+            return [self.keeper.read(sample) for sample in samples]
+        assert self.source is not None
+        unit = self._own[number]
+        window = self.source.capture(unit, samples)
         self.num_captured += sum(map(len, samples))
         self.figures.append(window.figures)
         if self.keeper:
-            self.keeper.keep(number, window.states, window.figures)
-            if self.keeper.whole:
-                self.close()  # its memory is better used
+            self.keeper.keep(unit, window.states, window.figures)
         return window.states
 
 
+def _samples_of(steps: Sequence[Shares], rank: int) -> tuple[int, ...]:
+    return tuple(i for shares in steps for group in shares[rank] for i in group)
+
+
 @contextmanager
-def streaming(context: RunContext, draft: DraftConfig) -> Iterator[Stream]:
+def streaming(context: RunContext, draft: DraftConfig, ranks: Ranks) -> Iterator[Stream]:
     """Start and probe an engine for the train split, unless all its states are kept; it is closed at the end.
 
+    Of several ranks each has an engine on its own GPU, or they share a fleet.
     Raises: UserError for samples that do not fit in ``train.stream_bytes``, or a GPU too small for both.
     """
     config = context.config
@@ -174,21 +224,27 @@ def streaming(context: RunContext, draft: DraftConfig) -> Iterator[Stream]:
             "the samples have changed since the held-out ones were captured",
             hint=f"run: eyas extract -c {config.run_dir / 'run.yaml'} --fresh",
         )
+    _check_engines(config, ranks.size)
     # The run's own folder is locked already; states elsewhere may be wanted by another run.
-    shared = config.train.keep_states and config.extract.states_dir is not None
+    shared = config.train.keep_states and config.extract.states_dir is not None and ranks.is_first
     with context.states_folder.lock() if shared else nullcontext():
-        stream = Stream(context)
+        stream = Stream(context, ranks)
         try:
             if stream.needs_engine:
-                _check_room(config, context.spec, stream.samples)
+                _check_room(stream, context)
                 if config.extract.fleet is None:
                     _check_gpu(context, draft, stream.samples)
-                    stream.source = OneEngine(context, stream.samples)
+                    stream.source = one = OneEngine(context, stream.samples)
+                    one.compare(ranks)
                 else:
                     from eyas.stages.stream_fleet import EngineFleet
 
-                    stream.source = EngineFleet(context, stream.plan, stream.ahead)
-            yield stream
+                    stream.source = EngineFleet(context, ranks, stream.room)
+            with one_speaks(ranks):
+                yield stream
+            if not ranks.is_first:
+                stream.close()
+            ranks.gather(None)  # a fleet is the first rank's, and ends when the others have left it
         finally:
             stream.close()
 
@@ -203,7 +259,6 @@ def check_stream(config: RunConfig) -> None:
             )
         return
     for key, is_set, why in (
-        ("train.num_gpus", config.train.num_gpus > 1, "one process trains on a stream"),
         ("extract.max_failures", config.extract.max_failures > 0, "a batch cannot leave out a sample"),
         ("extract.states_dtype", config.extract.states_dtype != "auto", "nothing is stored in 8 bits"),
     ):
@@ -212,55 +267,82 @@ def check_stream(config: RunConfig) -> None:
                 f"train.source=stream does not go with {key}: {why}",
                 hint=f"leave {key} out, or store the states with train.source=store",
             )
+    _check_engines(config, config.train.num_gpus)
+
+
+def _check_engines(config: RunConfig, num_ranks: int) -> None:
+    """Raises: UserError for an engine of several GPUs beside each of several ranks, which have one."""
+    extract, gpus = config.extract, config.vllm.tensor_parallel_size
+    if num_ranks > 1 and gpus > 1 and extract.engine == "vllm" and not (extract.fleet or extract.endpoint):
+        raise UserError(
+            f"each of {num_ranks} ranks captures on its own GPU, and vllm.tensor_parallel_size={gpus}",
+            hint="let engines of their own capture: extract.fleet={replicas: N, gpus_per_replica: "
+            f"{gpus}}}, or a server (extract.endpoint)",
+        )
 
 
 def facts_of_stream(context: RunContext, stream: Stream) -> dict[str, Any]:
     """Return what the stage records: who waited for whom since training last started, and the layers seen.
 
-    ``waited_s`` is how long the trainer waited for states; ``engine_s`` how long engines worked on them.
+    ``waited_s`` is how long a trainer waited for states and ``trainer_s`` how long it worked on them, the
+    mean over the ranks; the other figures are sums. ``engine_s`` is how long engines worked.
     """
-    figures = stream.figures
+    turns, ids = stream.in_turns.turns, (*context.spec.aux_layer_ids, context.spec.num_layers)
+    own = {
+        "engine_s": stream.busy_s,
+        "trainer_s": turns.trainer_s,
+        "waited_s": turns.waited_s,
+        "num_tokens": turns.num_tokens,
+        "num_captured": stream.num_captured,
+        "peak_bytes": turns.peak_bytes,
+    }
+    everyone = stream.ranks.gather((own, stream.figures))
+    total = {name: sum(found[name] for found, _ in everyone) for name in own}
+    figures = [one for _, found in everyone for one in found]
     if not stream.needs_engine and stream.keeper and stream.keeper.whole:
         figures = stream.keeper.whole.figures
-    turns, ids = stream.turns, (*context.spec.aux_layer_ids, context.spec.num_layers)
-    engines = stream.busy_s / turns.trainer_s if turns.trainer_s else None
+    size = stream.ranks.size
+    trainer_s, waited_s = total["trainer_s"] / size, total["waited_s"] / size
+    engines = total["engine_s"] / total["trainer_s"] if trainer_s else None
     if engines is not None:
         fleet = context.config.extract.fleet
-        slower = "engine" if engines >= (fleet.replicas if fleet else 1) else "trainer"
+        slower = "engine" if engines * size >= (fleet.replicas if fleet else size) else "trainer"
         busy = f"{engines:.2g} engines would keep one trainer" if engines >= 1 else (
             f"one engine would keep {1 / max(engines, 1e-9):.2g} trainers"
         )  # fmt: skip
+        trainers = "the trainer" if size == 1 else f"each of {size} trainers"
         say(
-            f"train: {slower}-bound: engines worked {stream.busy_s:.1f} s, the trainer {turns.trainer_s:.1f} "
-            f"s and waited {turns.waited_s:.1f} s for {turns.num_windows} windows; "
+            f"train: {slower}-bound: engines worked {total['engine_s']:.1f} s, {trainers} {trainer_s:.1f} "
+            f"s and waited {waited_s:.1f} s for {turns.num_windows} windows; "
             f"on devices of their own, {busy} busy"
         )
     return {
         "stream": {
-            "engine_s": round(stream.busy_s, 3),
-            "trainer_s": round(turns.trainer_s, 3),
-            "waited_s": round(turns.waited_s, 3),
+            **total,
+            "engine_s": round(total["engine_s"], 3),
+            "trainer_s": round(trainer_s, 3),
+            "waited_s": round(waited_s, 3),
             "num_windows": turns.num_windows,
-            "num_tokens": turns.num_tokens,
-            "num_captured": stream.num_captured,
-            "peak_bytes": turns.peak_bytes,
+            "num_trainers": size,
             "engines_per_trainer": engines,
         },
         "layers": {"train": dict(zip(map(str, ids), table_of(figures), strict=False))},
     }
 
 
-def _check_room(config: RunConfig, spec: TargetSpec, samples: Sequence[TokenizedSample]) -> None:
-    lengths = [len(s) for s in samples]
-    tokens = max(min(config.train.batch_tokens, sum(lengths)), max(lengths, default=0))
-    fleet = config.extract.fleet
-    windows = fleet.replicas + 2 if fleet else 1
-    needed = tokens * spec.bytes_per_token * windows
-    if needed > config.train.stream_bytes:
+def _check_room(stream: Stream, context: RunContext) -> None:
+    sizes = [bytes_of(sample, context.spec) for sample in stream.samples]
+    largest = max(
+        sum(sizes[i] for i in _samples_of([step], rank))
+        for step in stream.steps
+        for rank in range(stream.ranks.size)
+    )
+    needed, given = largest * stream.room, context.config.train.stream_bytes
+    if needed > given:
         raise UserError(
-            f"{windows} windows of one batch of {tokens:,} tokens have up to {needed:,} bytes of states, "
-            f"more than train.stream_bytes={config.train.stream_bytes:,}",
-            hint=f"set train.stream_bytes={needed} or more, or lower train.batch_tokens",
+            f"the states of one step take up to {largest:,} bytes, and room is needed for {stream.room} such "
+            f"parts: more than train.stream_bytes={given:,}",
+            hint=f"set train.stream_bytes={needed} or more, or lower train.micro_batches",
         )
 
 
@@ -271,7 +353,8 @@ def _check_gpu(context: RunContext, draft: DraftConfig, samples: Sequence[Tokeni
         return
     supervised = sum(int(s.supervised.sum()) for s in samples) / sum(len(s) for s in samples)
     needed = training_memory(config, draft, read_shape(config.target), supervised)
-    total, share = torch.cuda.get_device_properties(0).total_memory, config.vllm.gpu_memory_utilization
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    share = config.vllm.gpu_memory_utilization
     if needed > total * (1 - share):
         fitting = int(100 * (1 - needed / total)) / 100
         raise UserError(

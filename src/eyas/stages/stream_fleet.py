@@ -1,10 +1,13 @@
-"""Engines in actors of Ray that capture windows ahead of a trainer, through the object store."""
+"""Engines in actors of Ray that capture windows ahead of trainers, through the object store."""
 
 import functools
+import platform
+import queue
+import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -12,26 +15,22 @@ import torch
 from eyas.config.load import LoadedConfig
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
-from eyas.scale.cluster import check_room, cluster
-from eyas.scale.fleet import Fleet
+from eyas.scale.cluster import Place, check_room, cluster, joined
 from eyas.stages.context import RunContext
 from eyas.stages.extract_fleet import check_fleet, common_facts, for_actors
+from eyas.stages.kept import Unit
 from eyas.stages.stream import OneEngine, Window, train_samples
+from eyas.train.last_word import RankLeft
+from eyas.train.launch import as_if_alone
+from eyas.train.ranks import Ranks
 from eyas.types import HiddenStates, TokenizedSample
 
-
-class Unit(NamedTuple):
-    """A window that one engine captures: the samples, by index."""
-
-    number: int
-    samples: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"window {self.number}"
+if TYPE_CHECKING:
+    from eyas.scale.fleet import Fleet
 
 
 class Sent(NamedTuple):
-    """A window as it travels: the bytes of each sample's aux and last, as Ray hands them over uncopied."""
+    """A unit as it travels: the bytes of each sample's aux and last, as Ray hands them over uncopied."""
 
     parts: Sequence[tuple[np.ndarray, np.ndarray]]
     figures: Mapping[str, Any] | None
@@ -39,64 +38,138 @@ class Sent(NamedTuple):
 
 
 class EngineFleet:
-    """Captures the windows of a plan in order, at most ``ahead`` beyond the one that is trained on."""
+    """Captures units in order, at most ``room`` of them at a time with those that are trained on.
 
-    def __init__(self, context: RunContext, plan: Sequence[Sequence[int]], ahead: int) -> None:
-        config = context.config
-        fleet = config.extract.fleet
-        assert fleet is not None
-        check_fleet(config)
-        if context.device == "cuda" and fleet.gpus_per_replica and config.ray.address is None:
-            raise UserError(
-                "Ray on this machine would give the trainer's GPU to an engine",
-                hint="leave it out: CUDA_VISIBLE_DEVICES=1,2,3 ray start --head, then set ray.address=auto",
-            )
-        self.context, self.plan, self.ahead, self.settings = context, plan, ahead, fleet
+    The first rank drives the engines; every rank takes its own units as soon as they are there.
+    """
+
+    def __init__(self, context: RunContext, ranks: Ranks, room: int) -> None:
+        self.context, self.ranks, self.room = context, ranks, room
         self.busy_s = 0.0
-        self.fleet: Fleet | None = None
-        self._results: Generator[tuple[Unit, Sent], None, None]
-        self._last_taken = -1
-        self._arrived: dict[int, Sent] = {}
+        self._fleet: Fleet | None = None
+        self._driver: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._units: Sequence[Unit] = ()
+        self._num_freed = self._num_left = 0
+        self._arrived: queue.SimpleQueue[Sent | BaseException] = queue.SimpleQueue()
         self._stack = ExitStack()
-        self._stack.enter_context(cluster(config.ray.address, fleet.replicas))
         try:
-            check_room(fleet)
+            self._check_machines()
+            place, name = ranks.on_first(self._open)
+            if not ranks.is_first:
+                self._stack.enter_context(joined(place))
+                from eyas.scale.desk import Desk
+
+                self._desk = Desk.find(name)
         except BaseException:
             self._stack.close()
             raise
 
-    def capture(self, samples: Sequence[TokenizedSample], number: int) -> Window:
-        """Return a window, and let the engines capture another one in its place.
+    def begin(self, units: Sequence[Unit]) -> None:
+        own = [unit.window for unit in units if unit.rank == self.ranks.rank]
+        self._num_left = len(own)
+        threading.Thread(target=self._take, args=(own,), daemon=True).start()
+        if self.ranks.is_first:
+            from eyas.scale.fleet import Fleet
 
-        Raises: the first error of an engine; EyasError when engines keep dying.
+            self._units, settings = units, self.context.config.extract.fleet
+            assert settings is not None
+            say(f"train: {settings.replicas} engines capture {len(own)} windows; each is probed first")
+            make = functools.partial(StreamWorker, for_actors(self.context.loaded))
+            self._fleet = Fleet(units, make, settings, common_facts(self.context), self.room)
+            self._driver = threading.Thread(target=self._drive, args=(self._fleet,), daemon=True)
+            self._driver.start()
+
+    def capture(self, unit: Unit, samples: Sequence[TokenizedSample]) -> Window:
+        """Return a unit, and let the engines capture others in the place of the window before.
+
+        Raises: the first error of an engine; EyasError when engines keep dying; RankLeft on a rank other than
+        the first, which says why.
         """
-        if self.fleet is None:
-            self._start(number)
-        else:
-            self.fleet.taken()  # the window before
-        while number not in self._arrived:
-            unit, sent = next(self._results)
-            self._arrived[unit.number] = sent
-        sent = self._arrived.pop(number)
+        # The first rank has a part in every step, and has summed the last one up with all the others: they
+        # have trained on the window before as well.
+        while self._fleet and self._units[self._num_freed].window < unit.window:
+            self._fleet.taken()
+            self._num_freed += 1
+        sent = self._arrived.get()
+        if isinstance(sent, BaseException):
+            self._say_why(unit, sent)
+        self._num_left -= 1
         self.busy_s += sent.seconds
-        self._last_taken = number
-        return Window([_received(*part, self.context) for part in _paired(samples, sent.parts)], sent.figures)
+        if len(sent.parts) != len(samples):
+            raise EyasError(f"{len(sent.parts)} samples came of {unit}, which has {len(samples)}")
+        pairs = zip(samples, sent.parts, strict=True)
+        return Window([_received(s, *part, self.context) for s, part in pairs], sent.figures)
 
     def close(self) -> None:
-        """Stop the engines: by themselves where all windows have been taken, else at once."""
-        if self._last_taken == len(self.plan) - 1:
-            next(self._results, None)
-        elif self.fleet is not None:
-            self._results.close()
+        """Stop the engines: by themselves where all units have been taken, else at once."""
+        if self._fleet and self._driver:
+            if self._num_left:
+                self._fleet.stop()
+            self._driver.join()
         self._stack.close()
+        if self._error and not self._num_left:
+            raise self._error
 
-    def _start(self, first: int) -> None:
-        units = [Unit(n, tuple(self.plan[n])) for n in range(first, len(self.plan))]
-        say(f"train: {self.settings.replicas} engines capture {len(units)} windows; each is probed first")
-        make = functools.partial(StreamWorker, for_actors(self.context.loaded))
-        # The window that is trained on counts as one that is out.
-        self.fleet = Fleet(units, make, self.settings, common_facts(self.context), self.ahead + 1)
-        self._results = self.fleet.results()
+    def _check_machines(self) -> None:
+        """Raises: UserError for a cluster that would take the trainers' GPUs, or not reach all of them."""
+        config = self.context.config
+        fleet, here = config.extract.fleet, config.ray.address is None
+        assert fleet is not None
+        check_fleet(config)
+        if self.context.device == "cuda" and fleet.gpus_per_replica and here:
+            raise UserError(
+                "Ray on this machine would give the trainer's GPU to an engine",
+                hint="leave it out: CUDA_VISIBLE_DEVICES=1,2,3 ray start --head, then set ray.address=auto",
+            )
+        hosts = sorted(set(self.ranks.gather(platform.node())))
+        if len(hosts) > 1 and here:
+            raise UserError(
+                f"the ranks are on {', '.join(hosts)}, and Ray would be started on one of them alone",
+                hint="join them first (ray start --head; ray start --address HOST:6379), and set ray.address",
+            )
+
+    def _open(self) -> tuple[Place, str]:
+        """Start Ray or join it; return its address and the desk's name, for the other ranks."""
+        config = self.context.config
+        assert config.extract.fleet is not None
+        with as_if_alone():
+            replicas = config.extract.fleet.replicas
+            place = self._stack.enter_context(cluster(config.ray.address, replicas))
+        check_room(config.extract.fleet)
+        from eyas.scale.desk import Desk
+
+        self._desk = Desk.open()
+        return place, self._desk.name
+
+    def _say_why(self, unit: Unit, found: BaseException) -> NoReturn:
+        if self._error is not None:
+            raise self._error
+        from eyas.scale.desk import DeskClosed
+
+        if isinstance(found, DeskClosed) and not self.ranks.is_first:
+            raise RankLeft from found
+        raise EyasError(
+            f"{unit} did not arrive: {' '.join(str(found).split())[:300]}",
+            hint="its machine may have gone; the last checkpoint is intact: run the same command again",
+        ) from found
+
+    def _drive(self, fleet: "Fleet") -> None:
+        try:
+            for unit, reference in fleet.results():
+                self._desk.put((unit.window, unit.rank), reference)
+                del reference
+        except BaseException as error:
+            self._error = error
+            self._desk.close()
+
+    def _take(self, windows: Sequence[int]) -> None:
+        """Fetch this rank's units, in order, as soon as they are there."""
+        try:
+            for window in windows:
+                self._arrived.put(self._desk.take((window, self.ranks.rank)))
+        except BaseException as error:
+            self._arrived.put(error)
 
 
 class StreamWorker:
@@ -116,7 +189,7 @@ class StreamWorker:
         for unit in units:
             started = time.monotonic()
             samples = [self.samples[i] for i in unit.samples]
-            window = self.engine.capture(samples, unit.number)
+            window = self.engine.capture(unit, samples)
             states = {s.sample.sample_id: s for s in window.states}
             ordered = [states[s.sample_id] for s in samples]
             parts = [(_bytes(s.aux), _bytes(s.last)) for s in ordered]
@@ -130,15 +203,6 @@ class StreamWorker:
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
     out: np.ndarray = tensor.contiguous().view(torch.uint8).numpy()
     return out
-
-
-def _paired(
-    samples: Sequence[TokenizedSample], parts: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> Iterator[tuple[TokenizedSample, np.ndarray, np.ndarray]]:
-    if len(samples) != len(parts):
-        raise EyasError(f"{len(parts)} samples came of a window of {len(samples)}")
-    for sample, (aux, last) in zip(samples, parts, strict=True):
-        yield sample, aux, last
 
 
 def _received(

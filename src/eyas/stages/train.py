@@ -25,6 +25,7 @@ from eyas.store.manifest import StoreManifest
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.trackers.base import Trackers
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
+from eyas.train.last_word import one_speaks
 from eyas.train.launch import launch_ranks
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks, check_gpus, join_ranks, leave_ranks
@@ -62,7 +63,8 @@ def train(context: RunContext) -> None:
     if not ranks.is_first:
         mute()
     try:
-        _train(context, ranks, inputs)
+        with one_speaks(ranks):
+            _train(context, ranks, inputs)
     finally:
         leave_ranks()
 
@@ -97,7 +99,7 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     )
     facts: dict[str, Any] = {"coverage": coverage(counts, vocab)}
     if config.train.source == "stream":
-        with streaming(context, draft.config) as stream:
+        with streaming(context, draft.config, ranks) as stream:
             trainer = make(train_states=stream.states, windows=stream.windows)
             _run(context, trainer)
             facts |= facts_of_stream(context, stream)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -10,6 +11,7 @@ from eyas.errors import ContractError
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 Group = Sequence[int]  # the samples of one batch, by index
+Shares = Sequence[Sequence[Group]]  # the batches of one step, by rank
 
 
 @dataclass
@@ -27,9 +29,8 @@ class StreamedStates:
     """A StateReader whose states are captured in the order in which training reads them.
 
     ``capture`` returns the states of the samples it is given, ``owned``, all of them and in any order; it is
-    also told the window's number. Engine and trainer take turns: a window of batches is captured, trained on
-    and forgotten before the next one.
-    Units: at most ``window_bytes`` of states exist at a time.
+    also told the window's number. Engine and trainer take turns: a window, which is whole steps, is captured,
+    trained on and forgotten before the next one. Of several ranks each captures its own share of a window.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class StreamedStates:
         spec: TargetSpec,
         samples: Sequence[TokenizedSample],
         capture: Callable[[Sequence[TokenizedSample], int], Sequence[HiddenStates]],
-        window_bytes: int,
         fingerprint: str,
     ) -> None:
         self.spec, self.fingerprint = spec, fingerprint
         self.turns = Turns()
-        self._samples, self._capture, self._window_bytes = samples, capture, window_bytes
+        self.bounds: Sequence[tuple[int, int]] = ()
+        self._samples, self._capture = samples, capture
         self._held: dict[str, HiddenStates] = {}
 
     @property
@@ -59,30 +60,36 @@ class StreamedStates:
             raise ContractError(f"sample {sample_id} was read outside its window")
         return self._held[sample_id]
 
-    def windows(self, groups: Sequence[Group], first: int, last: int) -> Iterator[Sequence[Group]]:
-        """Yield ``groups[first:last]`` in runs; the samples of a run can be read until the next is asked for.
+    def plan(self, steps: Sequence[Shares], window_bytes: int) -> Sequence[tuple[int, int]]:
+        """Decide, from all the steps and all the ranks' shares of them, where windows start and end.
 
-        Where windows begin follows from all the groups and not from ``first``: one that training was
-        interrupted in is captured whole again, in the same batches of the engine, and so to the same bits.
+        Units: a rank's share of a window has at most ``window_bytes`` of states, or is one step.
         """
-        for number, (start, end) in enumerate(self.plan(groups)):
-            if end <= first or start >= last:
+        self.bounds = plan_windows(steps, [bytes_of(s, self.spec) for s in self._samples], window_bytes)
+        return self.bounds
+
+    def windows(self, steps: Sequence[Sequence[Group]], first: int, last: int) -> Iterator[list[Group]]:
+        """Yield the micro-batches of ``steps[first:last]``, this rank's, in runs; the samples of a run can be
+        read until the next is asked for.
+
+        Where windows begin does not follow from ``first``: one that training was interrupted in is captured
+        whole again, in the same batches of the engine, and so to the same bits.
+        """
+        for number, (start, end) in enumerate(self.bounds):
+            left = list(chain.from_iterable(steps[max(start, first) : min(end, last)]))
+            if not left:
                 continue
             began = time.monotonic()
-            self._hold(groups[start:end], number)
+            self._hold(list(chain.from_iterable(steps[start:end])), number)
             handed_over = time.monotonic()
             self.turns.waited_s += handed_over - began
             try:
-                yield groups[max(start, first) : min(end, last)]
+                yield left
             finally:
                 self._held = {}
                 if torch.cuda.is_initialized():
                     torch.cuda.synchronize()  # the trainer's turn ends with its last kernel
                 self.turns.trainer_s += time.monotonic() - handed_over
-
-    def plan(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
-        """Return where windows of ``groups`` start and end."""
-        return plan_windows(groups, [self._bytes_of(s) for s in self._samples], self._window_bytes)
 
     def _hold(self, groups: Sequence[Group], number: int) -> None:
         samples = [self._samples[i] for group in groups for i in group]
@@ -92,31 +99,35 @@ class StreamedStates:
         self.turns.num_tokens += sum(len(s) for s in samples)
         self.turns.peak_bytes = max(self.turns.peak_bytes, held)
 
-    def _bytes_of(self, sample: TokenizedSample) -> int:
-        rows = len(sample) * self.spec.num_aux_layers + int(sample.supervised.sum())
-        itemsize: int = getattr(torch, self.spec.dtype).itemsize
-        return rows * self.spec.hidden_size * itemsize
+
+def bytes_of(sample: TokenizedSample, spec: TargetSpec) -> int:
+    """Return the bytes of a sample's states."""
+    rows = len(sample) * spec.num_aux_layers + int(sample.supervised.sum())
+    itemsize: int = getattr(torch, spec.dtype).itemsize
+    return rows * spec.hidden_size * itemsize
 
 
-def plan_windows(groups: Sequence[Group], sizes: Sequence[int], window_bytes: int) -> list[tuple[int, int]]:
-    """Return where windows of groups start and end: each of at most ``window_bytes``, and of one epoch.
+def plan_windows(steps: Sequence[Shares], sizes: Sequence[int], window_bytes: int) -> list[tuple[int, int]]:
+    """Return where windows of steps start and end: no rank's share above ``window_bytes``, and of one epoch.
 
     An epoch ends where a sample comes again.
 
-    A group larger than that is a window of its own.
+    A step of which some rank's share is larger than that is a window of its own.
     """
-    bounds, seen, size = [0], set[int](), 0
-    for number, group in enumerate(groups):
-        coming = sum(sizes[i] for i in group)
-        is_new_epoch = not seen.isdisjoint(group)
-        if is_new_epoch or (number > bounds[-1] and size + coming > window_bytes):
+    bounds, seen, held = [0], set[int](), list[int]()
+    for number, shares in enumerate(steps):
+        coming = [sum(sizes[i] for group in share for i in group) for share in shares]
+        samples = {i for share in shares for group in share for i in group}
+        together = [a + b for a, b in zip(held or [0] * len(coming), coming, strict=True)]
+        is_new_epoch = not seen.isdisjoint(samples)
+        if is_new_epoch or (number > bounds[-1] and max(together) > window_bytes):
             bounds.append(number)
-            size = 0
+            together = coming
         if is_new_epoch:
             seen = set()
-        seen.update(group)
-        size += coming
-    return list(zip(bounds, [*bounds[1:], len(groups)], strict=True)) if groups else []
+        seen |= samples
+        held = together
+    return list(zip(bounds, [*bounds[1:], len(steps)], strict=True)) if steps else []
 
 
 def owned(states: HiddenStates, spec: TargetSpec) -> HiddenStates:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 import torch
@@ -18,13 +18,15 @@ _READERS = min(8, os.cpu_count() or 1)
 Group = TypeVar("Group")
 
 
-# Runs of ``groups[first:last]``, in order, each readable until the next one is asked for.
-Windows = Callable[[Sequence[Sequence[int]], int, int], Iterable[Sequence[Sequence[int]]]]
+# Runs of the micro-batches of ``steps[first:last]``, in order, each readable until the next one is asked for.
+Windows = Callable[[Sequence[Sequence[Sequence[int]]], int, int], Iterable[Sequence[Sequence[int]]]]
 
 
-def whole(groups: Sequence[Sequence[int]], first: int, last: int) -> Iterable[Sequence[Sequence[int]]]:
+def whole(
+    steps: Sequence[Sequence[Sequence[int]]], first: int, last: int
+) -> Iterable[Sequence[Sequence[int]]]:
     """One run: what is stored can be read at any time."""
-    return [groups[first:last]]
+    return [list(chain.from_iterable(steps[first:last]))]
 
 
 def feed(

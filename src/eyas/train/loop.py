@@ -134,9 +134,7 @@ class Trainer:
         settings, num_steps = self.settings, len(self.batches)
         first = self._resume()
         last = num_steps if stop_after is None else min(num_steps, first + stop_after)
-        micro_batches = list(chain.from_iterable(self._share))
-        begin, end = (sum(map(len, self._share[:step])) for step in (first, last))
-        windows = self.windows(micro_batches, begin, end)
+        windows = self.windows(self._share, first, last)
         coming = feed(partial(self._load, self.train_states), windows, self.device)
         with Progress("train", num_steps - first, "steps") as progress, closing(coming):
             for step in range(first, last):

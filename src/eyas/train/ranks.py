@@ -122,19 +122,27 @@ def check_gpus(wanted: int) -> None:
         )
 
 
-def share_of(step: Sequence[Sequence[int]], costs: Sequence[float], ranks: Ranks) -> list[Sequence[int]]:
-    """Return the micro-batches of one step that this rank computes, so that ranks finish together.
+def shares_of(
+    step: Sequence[Sequence[int]], costs: Sequence[float], num_ranks: int
+) -> list[list[Sequence[int]]]:
+    """Return the micro-batches of one step that each rank computes, so that ranks finish together.
 
     ``costs`` are those of the step's micro-batches. The dearest go out first, each to the rank with the
-    least to do among those that still have a place: all ranks get equally many, or one fewer.
+    least to do among those that still have a place: all ranks get equally many, or one fewer. Rank 0 always
+    gets one.
     """
-    if ranks.size == 1:
-        return list(step)
-    places = -(-len(step) // ranks.size)
-    load = [0.0] * ranks.size
-    shares: list[list[int]] = [[] for _ in range(ranks.size)]
+    if num_ranks == 1:
+        return [list(step)]
+    places = -(-len(step) // num_ranks)
+    load = [0.0] * num_ranks
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for i in sorted(range(len(step)), key=lambda i: -costs[i]):
-        rank = min((r for r in range(ranks.size) if len(shares[r]) < places), key=lambda r: (load[r], r))
+        rank = min((r for r in range(num_ranks) if len(shares[r]) < places), key=lambda r: (load[r], r))
         shares[rank].append(i)
         load[rank] += costs[i]
-    return [step[i] for i in shares[ranks.rank]]
+    return [[step[i] for i in share] for share in shares]
+
+
+def share_of(step: Sequence[Sequence[int]], costs: Sequence[float], ranks: Ranks) -> list[Sequence[int]]:
+    """Return the micro-batches of one step that this rank computes."""
+    return shares_of(step, costs, ranks.size)[ranks.rank]
