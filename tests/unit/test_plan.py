@@ -13,6 +13,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.errors import UserError
 from eyas.screens import size
 from eyas.stages import estimates
+from eyas.stages.calibrate import speed_up_once_trained
 from eyas.stages.context import RunContext
 from eyas.stages.plan import plan
 from eyas.stages.shape import count_parameters, read_shape
@@ -182,3 +183,11 @@ def test_a_stream_is_planned_with_captures_in_every_epoch_and_only_held_out_stat
     fleet = plan(RunContext(load_config(None, beside)), rates, tokens=1_000_000)
     assert next(s.seconds for s in fleet.stages if s.stage == "train") == pytest.approx(2 * 900)
     assert fleet.memory[1].bytes == training[0]
+
+
+def test_the_trial_of_an_untrained_draft_is_not_taken_for_a_trained_ones_speed() -> None:
+    trial = {"plain_tokens_per_s": 16.0, "drafted_tokens_per_s": 10.0, "acceptance": 1.0, "served": None}
+    # A token takes 1/16 + 1/10 s there; with 1.5 tokens a round 1/16 + 1/15.
+    assert speed_up_once_trained(trial) == pytest.approx((1 / 16 + 1 / 10) / (1 / 16 + 1 / 15))
+    for known in ({"acceptance": 2.0}, {"acceptance": None}, {"served": {"points": []}}):
+        assert speed_up_once_trained(trial | known) == 1.0

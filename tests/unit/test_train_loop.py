@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from eyas.config.schema import TrainSettings
 from eyas.errors import ContractError
 from eyas.train.checkpoint import latest_checkpoint, read_checkpoint
-from eyas.train.loop import compute_dtype
+from eyas.train.paths import compute_dtype
 from eyas.types import HiddenStates
 from rank_cases import trainer_of, weights
 from train_cases import make_case

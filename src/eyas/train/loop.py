@@ -35,10 +35,10 @@ from eyas.train.checkpoint import (
     save_checkpoint,
 )
 from eyas.train.feed import Windows, feed, whole
-from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.gradients import add_up_in_slices, add_up_whole
 from eyas.train.metrics import Acceptance, StepSums, replay_answers
 from eyas.train.optim import Stepper, make_optimizers
+from eyas.train.paths import compute_dtype, fused_unroll
 from eyas.train.ranks import Ranks, share_of
 from eyas.train.schedule import check_ranks, costs_of, plan_steps
 from eyas.train.slices import Slices, check_slices
@@ -381,29 +381,3 @@ class Trainer:
         self.watch(row)
         with (self.root / "metrics.jsonl").open("a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
-
-
-def compute_dtype(settings: TrainSettings, device: torch.device) -> torch.dtype:
-    """Return the type of matrix multiplications; masters, moments and gradient sums stay fp32."""
-    if settings.compute_dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype: torch.dtype = getattr(torch, settings.compute_dtype)
-    return dtype
-
-
-def fused_unroll(
-    draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, settings: TrainSettings, sliced: bool
-) -> FusedUnroll | None:
-    """Return the fast path where it runs: on a GPU whose kernels fit the draft."""
-    if draft.config.latent_attention is not None:
-        say("train: a draft with latent attention takes the plain path")
-    elif draft.config.num_layers > 1:
-        layers = draft.config.num_layers
-        say(
-            f"train: a draft of {layers} layers takes the plain path; every row runs all of them but the last"
-        )
-    elif device.type == "cuda" and not FusedUnroll.fits(draft):
-        say("train: the GPU kernels do not fit the draft's shape; the plain path trains it, slower")
-    elif device.type == "cuda":
-        return FusedUnroll(draft, dtype, settings.train_head, settings.recompute, sliced)
-    return None
