@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "targets": set(),
     "data": set(),
-    "engines": {"targets.config"},
+    "engines": {"targets.config", "targets.weights"},
     "store": set(),
     "draft": set(),
     "train": {"draft", "store.base", "targets", "data.pack"},

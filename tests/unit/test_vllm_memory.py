@@ -45,6 +45,9 @@ def test_floats_count_as_they_are_loaded_and_quantized_weights_as_they_are_store
     save_file(tensors, tmp_path / "model.safetensors")
     assert weight_bytes(tmp_path, "bfloat16") == 80 + 6 + 6
     assert weight_bytes(tmp_path, "float32") == 160 + 6 + 12
+    # Some models come a second time in their maker's own format, which no engine loads.
+    save_file(tensors, tmp_path / "consolidated.safetensors")
+    assert weight_bytes(tmp_path, "bfloat16") == 80 + 6 + 6
 
 
 def test_a_target_larger_than_the_memory_of_this_machine(

@@ -1,5 +1,6 @@
 """What can be known of a target from its config.json alone: enough to plan a run without its weights."""
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from eyas.targets.families import family_of
 from eyas.targets.files import unreachable
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
+from eyas.targets.weights import Weights
 from eyas.types import LATENT_KEYS, TargetSpec
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -157,9 +159,9 @@ def _bare_spec(
 def _weight_bytes(
     folder: Path, config: dict[str, Any], text: dict[str, Any], parameters: int, routed: int, dtype: str
 ) -> tuple[int, str]:
-    files = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
-    if files:
-        return files, "its files"
+    with contextlib.suppress(UserError):  # it may not be here, or not whole
+        if files := Weights(folder).num_bytes:
+            return files, "its files"
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         size = json.loads(index.read_text(encoding="utf-8")).get("metadata", {}).get("total_size")

@@ -1,16 +1,15 @@
 """Whether a target fits before it is loaded: from its safetensors headers and its shape alone."""
 
-import json
 import os
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eyas.engines.vllm.arguments import Plan, cache_bytes
 from eyas.engines.vllm.versions import is_cpu_build
 from eyas.errors import UserError
+from eyas.targets.weights import Weights
 
 _FLOATS = {"F64", "F32", "BF16", "F16"}
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -67,16 +66,13 @@ def check_memory(plan: Plan) -> None:
 
 def weight_bytes(folder: Path, dtype: str) -> int:
     """Return what the weights take once loaded: floats as ``dtype``, quantized tensors as they are stored."""
-    total = 0
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as f:
-            header: dict[str, Any] = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-        for name, tensor in header.items():
-            if name == "__metadata__":
-                continue
-            start, end = tensor["data_offsets"]
-            width = {"F64": 8, "F32": 4}.get(tensor["dtype"], 2)
-            total += (end - start) // width * _ITEMSIZE[dtype] if tensor["dtype"] in _FLOATS else end - start
+    weights, total = Weights(folder), 0
+    for name in weights.file_of:
+        entry = weights.entry(name)
+        size = entry.stop - entry.start
+        if entry.dtype in _FLOATS:
+            size = entry.num_elements * _ITEMSIZE[dtype]
+        total += size
     return total
 
 
