@@ -6,7 +6,6 @@ match and strikes at one of them, so the code under test needs no door for it.
 
 import fnmatch
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,17 +16,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from machine import clean_processes
 from pipeline import Screen, eyas
 
 Strike = Callable[[], None]
-
-# Loaded once by the server that children are forked from.
-_PRELOADED = [
-    "faults",
-    *(f"eyas.stages.{stage}" for stage in ("prepare", "regenerate", "extract", "train", "export")),
-    "eyas.engines.transformers",
-    "transformers.models.llama.modeling_llama",
-]
 
 
 def fail(number: int) -> Strike:
@@ -93,8 +85,7 @@ def in_child(plan: Plan, *arguments: str | Path) -> Screen:
 
     Children come from a server of their own, so nothing that other tests left in this process is theirs.
     """
-    start = multiprocessing.get_context("forkserver")
-    start.set_forkserver_preload(_PRELOADED)
+    start = clean_processes()
     told, tell = start.Pipe(duplex=False)
     child = start.Process(target=_run, args=(plan, arguments, tell))
     child.start()

@@ -1,8 +1,24 @@
-"""What tests need of the machine they run on: a free port, and to wait for what takes as long as it takes."""
+"""What tests need of the machine they run on: a port, processes, and time for what takes long."""
 
+import multiprocessing
 import socket
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
+
+# Loaded once, by the server that processes are forked from.
+_PRELOADED = [
+    *(f"eyas.stages.{stage}" for stage in ("prepare", "regenerate", "extract", "train", "export")),
+    "eyas.engines.transformers",
+    "transformers.models.llama.modeling_llama",
+]
+
+
+def clean_processes() -> ForkServerContext:
+    """Return what starts processes that inherit nothing of this one, with eyas loaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 def free_port() -> int:

@@ -1,6 +1,5 @@
 """What the ranks of a test do: importable in a fresh process, results through files."""
 
-import multiprocessing
 import pickle
 import traceback
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
 from eyas.types import HiddenStates, TargetSpec, VocabMap
+from machine import clean_processes
 from memory_store import MemoryStore
 from train_cases import EPS, THETA, Case, make_case
 
@@ -25,8 +25,7 @@ def run_ranks(
     size: int, folder: Path, work: Callable[..., Any], *arguments: Any, backend: str = "gloo"
 ) -> list[Any]:
     """Return what ``work(ranks, *arguments)`` returned on each of ``size`` ranks."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "eyas.train.loop"])
+    context = clean_processes()
     folder.mkdir(exist_ok=True)
     processes = [
         context.Process(target=_rank_main, args=(rank, size, folder, backend, work, arguments))
@@ -35,7 +34,7 @@ def run_ranks(
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(600)  # a busy machine takes minutes to start Ray's processes
     for process in processes:
         if process.is_alive():
             process.kill()
