@@ -3,14 +3,14 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_stream_run import ALONE, TRAIN, make, record, write_streamed
+from test_stream_run import ALONE, TRAIN, CrashingLate, make, record, write_streamed
 
 from eyas.config.load import load_config
 from eyas.engines.transformers import TransformersEngine
@@ -19,7 +19,6 @@ from eyas.stages import stream, train
 from eyas.stages.context import RunContext
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
-from eyas.types import Failure, HiddenStates, TokenizedSample
 from pipeline import eyas, snapshot, write_run
 from rank_cases import run_ranks
 
@@ -106,23 +105,14 @@ def test_two_ranks_train_from_a_stream_what_they_train_from_a_store_bit_for_bit(
         assert figures == pytest.approx(alone["train"][layer]), "the figures are of all ranks"
 
 
-class CrashingLate(TransformersEngine):
-    """Dies when training is under way."""
-
-    num_captured, dies_at = 0, 8
-
-    def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
-        for item in super().capture(samples):
-            sample_id = item.sample_id if isinstance(item, Failure) else item.sample.sample_id
-            self.num_captured += not sample_id.startswith(("probe", "prefix"))
-            if self.num_captured == self.dies_at:
-                raise EyasError("out of memory")
-            yield item
+class CrashingSooner(CrashingLate):
+    dies_at = 8
+    error = EyasError("out of memory")
 
 
 def the_second_engine_dies(ranks: Ranks) -> None:
     if not ranks.is_first:
-        stream.make_engine = lambda context: make(context, CrashingLate)  # type: ignore[assignment]
+        stream.make_engine = lambda context: make(context, CrashingSooner)  # type: ignore[assignment]
 
 
 def test_ranks_one_of_which_fails_end_together_and_go_on_to_the_same_draft_and_kept_states(

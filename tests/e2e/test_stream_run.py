@@ -164,13 +164,14 @@ class CrashingLate(TransformersEngine):
     """Dies when training is well under way."""
 
     num_captured, dies_at = 0, 30
+    error: Exception = RuntimeError("CUDA error: out of memory")
 
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
         for item in super().capture(samples):
             sample_id = item.sample_id if isinstance(item, Failure) else item.sample.sample_id
             self.num_captured += not sample_id.startswith(("probe", "prefix"))
             if self.num_captured == self.dies_at:
-                raise RuntimeError("CUDA error: out of memory")
+                raise self.error
             yield item
 
 
@@ -283,16 +284,22 @@ def test_a_later_run_reads_kept_states_in_another_order_without_an_engine(
     assert record(tmp_path, "checkpoints")["layers"] == record(kept, "checkpoints")["layers"]
 
 
-def test_a_stream_that_keeps_goes_on_after_a_crash_and_ends_with_the_same_shards(
-    kept: Path, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_file = write_streamed(tmp_path, tiny_target, keep_states=True)
+def keeping_until_a_crash(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of a run whose engine died with some of the states kept."""
+    run_file = write_streamed(folder, target, keep_states=True)
     for stage in ("prepare", "regenerate", "extract"):
         assert eyas(stage, "-c", run_file).code == 0
     with monkeypatch.context() as patched:
         patched.setattr("eyas.stages.stream.make_engine", lambda context: make(context, CrashingLate))
         patched.setattr(CrashingLate, "dies_at", 12)
         assert eyas("train", "-c", run_file).code == 1
+    return run_file
+
+
+def test_a_stream_that_keeps_goes_on_after_a_crash_and_ends_with_the_same_shards(
+    kept: Path, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file = keeping_until_a_crash(tmp_path, tiny_target, monkeypatch)
     states = tmp_path / "run" / "states" / "train_streamed"
     assert list(states.glob("shard-*"))
     screen = eyas("train", "-c", run_file)
@@ -307,13 +314,7 @@ def test_a_stream_that_keeps_goes_on_after_a_crash_and_ends_with_the_same_shards
 def test_some_states_kept_in_another_order_are_refused_and_redone_with_fresh(
     tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_file = write_streamed(tmp_path, tiny_target, keep_states=True)
-    for stage in ("prepare", "regenerate", "extract"):
-        assert eyas(stage, "-c", run_file).code == 0
-    with monkeypatch.context() as patched:
-        patched.setattr("eyas.stages.stream.make_engine", lambda context: make(context, CrashingLate))
-        patched.setattr(CrashingLate, "dies_at", 12)
-        assert eyas("train", "-c", run_file).code == 1
+    run_file = keeping_until_a_crash(tmp_path, tiny_target, monkeypatch)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     other = eyas("train", "-c", run_file, "train.batch_tokens=200")
     assert other.code == 2

@@ -174,8 +174,8 @@ def aux_sizes(states: StateReader, num_samples: int = 32) -> torch.Tensor:
 
     The median over tokens: the first token of many targets is a thousand times the others' size.
     """
-    some = [states.read(i).aux.float() for i in range(min(num_samples, len(states.lengths)))]
-    return torch.cat(some).pow(2).mean(-1).sqrt().median(0).values
+    read = (states.read(i).aux.float() for i in range(min(num_samples, len(states.lengths))))
+    return torch.cat([aux.pow(2).mean(-1).sqrt() for aux in read]).median(0).values
 
 
 def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None = None) -> DraftConfig:
