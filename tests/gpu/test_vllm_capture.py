@@ -61,6 +61,7 @@ def engine(request: pytest.FixtureRequest, folder: Path, num_ranks: int) -> Iter
         engine_args=("attention_backend=FLASH_ATTN",),
     )
     spec = spec_of_model(folder, AUX, "bfloat16")
+    torch.zeros(1).pin_memory()  # this process has used CUDA, so a forked one could not
     made = VllmEngine(folder, spec, settings=settings, batch_tokens=64, batch_size=4)
     yield made
     made.close()

@@ -1,6 +1,7 @@
 """A target that cannot fit is refused from its headers, before anything is loaded."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from eyas.config.schema import VllmSettings
-from eyas.engines.vllm import memory
-from eyas.engines.vllm.arguments import Plan
+from eyas.engines.vllm import arguments, memory
+from eyas.engines.vllm.arguments import Plan, environment
 from eyas.engines.vllm.memory import Device, check_memory, gpus, weight_bytes
 from eyas.errors import UserError
 from vllm_cases import make_model, spec_of_model
@@ -92,6 +93,24 @@ def test_a_gpu_that_somebody_else_holds(plan_of: Callable[..., Plan], on_gpus: C
     )
     assert error.value.hint.endswith("or set vllm.gpu_memory_utilization=0.5")
     check_memory(plan_of(gpu_memory_utilization=0.4))
+
+
+def test_a_shape_without_weights_needs_no_files(tmp_path: Path, plan_of: Callable[..., Plan]) -> None:
+    plan = replace(plan_of(engine_args=("load_format=dummy",)), folder=tmp_path)
+    check_memory(plan)
+    with pytest.raises(UserError, match="holds no"):
+        check_memory(replace(plan, settings=VllmSettings()))
+
+
+def test_on_gpus_vllm_starts_its_processes_anew_unless_told_otherwise(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
+    assert "VLLM_WORKER_MULTIPROC_METHOD" not in environment(plan_of())
+    monkeypatch.setattr(arguments, "is_cpu_build", lambda: False)
+    assert environment(plan_of())["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    assert "VLLM_WORKER_MULTIPROC_METHOD" not in environment(plan_of())
 
 
 def test_without_nvidia_smi_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,9 @@ def environment(plan: Plan) -> dict[str, str]:
         wanted["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
     if plan.way == "worker":
         wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the V2 runner keeps no input_batch to match rows by
+    if not is_cpu_build() and "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ:
+        # A forked process cannot use CUDA once this one has asked for GPUs, and vLLM does not always notice.
+        wanted["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if is_cpu_build() and installed_version() < CPU_CACHE_SIZED:
         num_bytes = cache_bytes(plan)
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(num_bytes / (1 << 30)))  # whole GiB
