@@ -10,6 +10,7 @@ import torch
 from eyas.engines.base import Witness
 from eyas.engines.probe import (
     ProbeError,
+    compare_states,
     outside_envelope,
     probe,
     probe_again,
@@ -115,8 +116,8 @@ SPOILS: dict[str, tuple[Spoil, str]] = {
     ),
     "a sample fails": (lambda w: Failure("probe-0", "out of memory"), "failed on probe-0: out of memory"),
     "ranks differ": (
-        lambda w: dataclasses.replace(w, rank_digests=((1, 2, 3, 4), (1, 2, 9, 4))),
-        "probe, ranks: rank 1 holds other states at layer 3",
+        lambda w: dataclasses.replace(w, rank_digests=(tuple("1234"), tuple("1294"))),
+        r"probe, ranks: rank 1 holds other states at layer 3 than rank 0 \(checksums 9 and 3\)",
     ),
 }  # fmt: skip
 
@@ -151,6 +152,22 @@ def test_layers_off_by_one_are_stopped_by_the_comparison_with_transformers(
     shifted = TransformersEngine(folder, spec_of_model(folder, (0, 1, 2)))
     with pytest.raises(ProbeError, match="in this engine and in transformers: layer 1 by"):
         run_probe(shifted, spec, teacher, reference=honest)
+
+
+def test_rounding_in_bfloat16_passes_and_what_is_more_does_not(spec: TargetSpec) -> None:
+    half = dataclasses.replace(spec, dtype="bfloat16")
+    known = {"a": torch.randn(50, 4, 64)}
+
+    def differing(typical: float, one_row: float) -> dict[str, torch.Tensor]:
+        by = torch.full((50, 1, 1), typical)
+        by[17] = one_row
+        return {"a": known["a"] * (1 + by)}
+
+    compare_states(differing(0.05, 0.16), known, half, "here and there")
+    with pytest.raises(ProbeError, match=r"of 1 samples differ here and there: .* by 0.08 of the median row"):
+        compare_states(differing(0.08, 0.08), known, half, "here and there")
+    with pytest.raises(ProbeError, match=r"of a \(50 tokens\) differ here and there: .* by 0.4 of a row"):
+        compare_states(differing(0.0, 0.4), known, half, "here and there")
 
 
 def test_states_that_depend_on_the_batch_are_stopped(

@@ -20,8 +20,11 @@ from eyas.types import Failure, TargetSpec, TokenizedSample
 Logits = Callable[[torch.Tensor], torch.Tensor]  # last [R, D] -> [R, V]
 
 PROBE_LENGTHS = (1, 6, 19, 47, 96)
-# How far two computations of one row may differ, relative to the row; batches round differently.
+# How far two computations of a layer may differ, relative to the row: the median row, and the worst. Batches
+# and engines round differently. In bfloat16 SmolLM2's median row moves by 0.05 at most and its worst by 0.16;
+# rows of the layer above or below lie 0.2 away (benchmarks/LOG.md).
 STATE_TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
+WORST_ROW = {"float32": 1e-3, "float16": 1e-1, "bfloat16": 0.35}
 LOGPROB_TOLERANCE = {"float32": 1e-2, "float16": 0.1, "bfloat16": 0.35}
 # Between the probe's rows and a sample's: long texts hold rows that short ones do not.
 ENVELOPE_FACTOR = 30.0
@@ -150,7 +153,7 @@ def check_ranks(witness: Witness, spec: TargetSpec) -> None:
             if own != first:
                 raise ProbeError(
                     f"probe, ranks: rank {rank} holds other states at layer {layer_id} than rank 0 "
-                    f"(checksums {own:08x} and {first:08x})",
+                    f"(checksums {own} and {first})",
                     hint="one rank's share was captured instead of the sum over all ranks",
                 )
 
@@ -247,14 +250,22 @@ def compare_states(
     found: dict[str, torch.Tensor], known: dict[str, torch.Tensor], spec: TargetSpec, where: str
 ) -> None:
     """Rows must agree within the dtype's rounding, each measured by its own size."""
-    tolerance = STATE_TOLERANCE[spec.dtype]
+    typical, most = STATE_TOLERANCE[spec.dtype], WORST_ROW[spec.dtype]
+    differences = {}
     for sample_id, one in found.items():
         two = known[sample_id].float()
-        difference = (row_norms(one.float() - two) / row_norms(two).clamp(min=1e-12)).amax(0)  # (A + 1,)
-        worst = int(difference.argmax())
-        if not float(difference[worst]) <= tolerance:
+        differences[sample_id] = row_norms(one.float() - two) / row_norms(two).clamp(min=1e-12)  # (T, A + 1)
+        worst = differences[sample_id].amax(0)
+        layer = int(worst.argmax())
+        if not float(worst[layer]) <= most:
             raise ProbeError(
                 f"probe: the states of {sample_id} ({len(two)} tokens) differ {where}: "
-                f"{layer_names(spec)[worst]} by {float(difference[worst]):.2e} of a row, "
-                f"allowed {tolerance:.0e}"
+                f"{layer_names(spec)[layer]} by {float(worst[layer]):.2g} of a row, allowed {most:.2g}"
             )
+    median = torch.cat(list(differences.values())).median(0).values
+    layer = int(median.argmax())
+    if not float(median[layer]) <= typical:
+        raise ProbeError(
+            f"probe: the states of {len(differences)} samples differ {where}: {layer_names(spec)[layer]} "
+            f"by {float(median[layer]):.2g} of the median row, allowed {typical:.2g}"
+        )
