@@ -1,6 +1,8 @@
-"""Safetensors files written from where their tensors lie, their checksum made on the way."""
+"""Safetensors files written from where their tensors lie, their checksum made on the way; and mapped."""
 
 import json
+import math
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +21,7 @@ _DTYPES = {
     torch.int32: "I32",
     torch.bool: "BOOL",
 }
+_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 def write_tensors(
@@ -45,6 +48,33 @@ def write_tensors(
         digest.update(piece)
         f.write(piece)
     return 8 + len(text) + end, digest.hexdigest()
+
+
+def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], mmap.mmap]:
+    """Return a file's tensors where they lie, its metadata, and the mapping that all of them keep alive.
+
+    The tensors may be written to: the file keeps what it holds.
+    Raises: ValueError for what is no file of ``write_tensors``; OSError.
+    """
+    with path.open("rb") as f:
+        mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
+    start = 8 + int.from_bytes(mapped[:8], "little")
+    if not 8 < start <= len(mapped):
+        raise ValueError("its header is longer than the file")
+    header = json.loads(mapped[8:start])
+    try:
+        metadata = header.pop("__metadata__")
+        entries = [(n, _BY_NAME[e["dtype"]], e["shape"], *e["data_offsets"]) for n, e in header.items()]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"its header lacks {error}") from None
+    tensors = {}
+    for name, dtype, shape, first, end in entries:
+        count = math.prod(shape)
+        if min(first, count) < 0 or end - first != count * dtype.itemsize or start + end > len(mapped):
+            raise ValueError(f"{name} lies outside of the file")
+        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + first) if count else None
+        tensors[name] = torch.empty(shape, dtype=dtype) if flat is None else flat.view(shape)
+    return tensors, metadata, mapped
 
 
 def save_tensors(

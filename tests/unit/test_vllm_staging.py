@@ -1,6 +1,9 @@
 """What a worker hands over is whole and verified, or it is an error with the worker's reason."""
 
+import gc
+import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from safetensors import safe_open
 from eyas.engines.vllm.staging import (
     StagedStates,
     layer_digests,
+    make_spare,
     take_digests,
     take_states,
     write_digests,
@@ -44,6 +48,47 @@ def test_any_safetensors_reader_reads_a_staged_file(tmp_path: Path) -> None:
     with safe_open(tmp_path / "a", framework="pt") as f:
         assert torch.equal(f.get_tensor("lower"), written.lower)
         assert torch.equal(f.get_tensor("last"), written.last)
+
+
+def test_a_file_is_written_over_once_nobody_holds_its_states_and_not_before(tmp_path: Path) -> None:
+    make_spare(tmp_path)
+    first, second, third = staged(), staged(), StagedStates.split(torch.randn(3, 3, 8), torch.arange(3), (1,))
+    write_states(tmp_path / "a", first)
+    found = take_states(tmp_path / "a", 1, GO_ON)
+    row, file = found.lower[2], (tmp_path / "a").stat().st_ino
+    del found
+    gc.collect()
+    write_states(tmp_path / "b", second)
+    assert (tmp_path / "b").stat().st_ino != file
+    assert torch.equal(row, first.lower[2])
+    del row
+    gc.collect()
+    assert [f.name for f in (tmp_path / "spare").iterdir()] == ["a"]
+    write_states(tmp_path / "c", third)  # shorter than what the file held
+    assert (tmp_path / "c").stat().st_ino == file
+    assert list((tmp_path / "spare").iterdir()) == []
+    found = take_states(tmp_path / "c", 1, GO_ON)
+    assert torch.equal(found.states, third.states)
+
+
+def test_states_that_are_held_for_any_time_never_change(tmp_path: Path) -> None:
+    make_spare(tmp_path)
+    held: list[tuple[StagedStates, torch.Tensor]] = []
+    names, turn = iter(range(10**6)), threading.Lock()
+
+    def hand_over(seed: int) -> None:
+        made = torch.randn(seed % 50 + 1, 3, 64, generator=torch.Generator().manual_seed(seed))
+        path = tmp_path / str(next(names))
+        write_states(path, StagedStates.split(made, torch.arange(len(made)), (1, 2, 3)))
+        with turn:
+            held.append((take_states(path, 10, GO_ON), made))
+            found, made = held.pop(random.randrange(len(held))) if len(held) > 20 else held[0]
+        assert torch.equal(found.states, made)
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(hand_over, seed) for seed in range(600)]:
+            done.result()
+    assert len(list(tmp_path.rglob("*"))) < 60  # of 600
 
 
 @pytest.mark.parametrize("place", [-1, -40, 600])

@@ -13,7 +13,14 @@ from typing import Any
 
 from eyas.engines.vllm.arguments import Plan, engine_arguments, environment
 from eyas.engines.vllm.rpc import call_all_ranks
-from eyas.engines.vllm.staging import NAME_KEY, WITNESS_KEY, Finished, is_running, staging_base
+from eyas.engines.vllm.staging import (
+    NAME_KEY,
+    WITNESS_KEY,
+    Finished,
+    is_running,
+    make_spare,
+    staging_base,
+)
 from eyas.errors import ContractError, EyasError, UserError
 
 _WORKER = "eyas.engines.vllm.worker.EyasWorker"
@@ -27,6 +34,7 @@ class Session:
         self.plan, self.layer_ids = plan, plan.layer_ids
         self.num_ranks = plan.settings.tensor_parallel_size
         self.staging = make_staging(plan.settings.staging_dir, plan.settings.staging_bytes)
+        make_spare(self.staging)
         self._closing = threading.Event()
         before = set(multiprocessing.active_children())
         try:

@@ -1,4 +1,8 @@
-"""Files through which worker processes hand states over: complete or absent, with a checksum or a reason."""
+"""Files through which worker processes hand states over: complete or absent, with a checksum or a reason.
+
+In a folder of an engine's own (``make_spare``) a file whose states nobody holds any more is written over by
+the worker: memory that is new to a machine takes longer to get than to write, and more so a virtual one.
+"""
 
 import json
 import os
@@ -6,14 +10,15 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from eyas.errors import ContractError
-from eyas.tensorfile import checksum, write_tensors
+from eyas.tensorfile import checksum, map_tensors, write_tensors
 
 # Keys of a request's extra arguments: the name of its file, and whether every rank checksums its states.
 NAME_KEY = "eyas_file"
@@ -22,6 +27,8 @@ WITNESS_KEY = "eyas_witness"
 WITNESS_PREFIX = "witness-"
 # Where the connector's replies say what engine it runs in.
 FACTS_KEY = "eyas"
+# The folder, in the folder of staging, of files to be written over.
+_SPARE = "spare"
 
 
 def staging_base(num_bytes: int) -> Path:
@@ -94,9 +101,25 @@ def write_states(path: Path, staged: StagedStates) -> None:
         "layer_ids": json.dumps(staged.layer_ids),
     }
     beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as f:
+    with beside.open("r+b" if _claim_spare(beside) else "wb") as f:
         write_tensors(f, parts, metadata)
+        f.truncate()
     beside.replace(path)
+
+
+def make_spare(staging: Path) -> None:
+    """Have files in ``staging`` written over instead of removed."""
+    (staging / _SPARE).mkdir()
+
+
+def _claim_spare(path: Path) -> bool:
+    """Rename a file that nobody needs to ``path``, if there is one."""
+    with suppress(FileNotFoundError):  # no spare files here
+        for spare in (path.parent / _SPARE).iterdir():
+            with suppress(FileNotFoundError):  # another thread was faster
+                spare.rename(path)
+                return True
+    return False
 
 
 def write_error(path: Path, reason: str) -> None:
@@ -119,21 +142,30 @@ def write_digests(path: Path, rank: int, digests: tuple[str, ...]) -> None:
 def take_states(path: Path, timeout_s: float, stop: threading.Event) -> StagedStates:
     """Wait for a file of states, verify it and remove it; the tensors stay mapped until they are dropped.
 
+    Where there is a folder of spare files, it goes there once the last of its tensors has been dropped.
     Raises: ContractError with the worker's own reason, for a file that does not come or a damaged one,
     or when ``stop`` is set.
     """
     _await(path, timeout_s, stop, _error_path(path))
     try:
-        with safe_open(path, framework="pt") as f:
-            lower, last, token_ids = (f.get_tensor(name) for name in ("lower", "last", "token_ids"))
-            metadata = f.metadata()
+        tensors, metadata, mapped = map_tensors(path)
+        lower, last, token_ids = (tensors[name] for name in ("lower", "last", "token_ids"))
         written, layer_ids = metadata["checksum"], tuple(json.loads(metadata["layer_ids"]))
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ContractError(f"{path} is damaged: {error}") from None
     if checksum([token_ids, lower, last]) != written:
         raise ContractError(f"{path} is damaged: its checksum is not the one the worker wrote")
-    path.unlink()
+    spare = path.parent / _SPARE
+    if spare.is_dir():
+        weakref.finalize(mapped, _set_aside, path, spare / path.name).atexit = False
+    else:
+        path.unlink()
     return StagedStates(lower, last, token_ids, layer_ids)
+
+
+def _set_aside(path: Path, spare: Path) -> None:
+    with suppress(OSError):  # the whole folder is gone, once its engine has been closed
+        path.rename(spare)
 
 
 def take_digests(path: Path, rank: int, timeout_s: float, stop: threading.Event) -> tuple[str, ...]:
