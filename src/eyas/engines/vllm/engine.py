@@ -93,6 +93,7 @@ class VllmEngine:
     def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
         """Answer prompts; each has its own seed, so an answer does not depend on its neighbours."""
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         waiting = list(prompts)
         if not waiting:
@@ -103,9 +104,10 @@ class VllmEngine:
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens,
                 temperature=sampling.temperature,
-                seed=seed_of(sampling, prompt),
+                seed=seed_of(sampling, prompt) if sampling.temperature else None,
                 stop_token_ids=list(self.spec.eos_token_ids),
                 detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,  # or every step copies every answer so far
             )
             request_id = self._new_name("answer-")
             open_prompts[request_id] = prompt.prompt_id
