@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def train(ranks: Ranks, root: Path, shard: bool) -> dict[str, Any]:
-    return train_together(ranks, root, False, None, device="cuda", shard=shard)
+    return train_together(ranks, root, False, None, device="cuda", shard=shard, compute_dtype="float32")
 
 
 @pytest.mark.parametrize("shard", [False, True], ids=["whole", "sliced"])
