@@ -188,6 +188,24 @@ def test_initialisation_starts_from_the_target_and_is_the_same_for_the_same_seed
     assert not torch.equal(first["fc.weight"], other["fc.weight"])
 
 
+def test_a_draft_of_another_shape_takes_what_fits_of_the_targets_last_layer() -> None:
+    spec = make_spec()
+    wide = dataclasses.replace(
+        draft_config_for(spec, 20, intermediate_size=2 * spec.intermediate_size), num_attention_heads=8
+    )
+    target = Eagle3Draft(draft_config_for(spec, 20)).layer(0)
+    last_layer = {n: torch.randn_like(p) for n, p in target.named_parameters() if "self_attn" not in n}
+    last_layer |= {
+        f"self_attn.{n}.weight": torch.randn(rows, 16) for n, rows in (("q_proj", 16), ("k_proj", 8))
+    } | {"self_attn.o_proj.weight": torch.randn(16, 16)}
+    draft = Eagle3Draft(wide)
+    draft.initialise(torch.randn(50, 16), torch.randn(20, 16), torch.rand(16), last_layer, 0)
+    own = dict(draft.layer(0).named_parameters())
+    assert torch.equal(own["self_attn.k_proj.weight"][:, 16:], last_layer["self_attn.k_proj.weight"])
+    for name in ("mlp.down_proj.weight", "mlp.up_proj.weight", "self_attn.o_proj.weight"):
+        assert own[name].std() < 0.03, name  # noise: twice as wide as the target's
+
+
 def test_a_norm_of_an_aux_layer_starts_at_the_layers_size_and_so_does_what_passes_through() -> None:
     config = draft_config_for(make_spec(), 20, fc_norm=True)
     sizes = torch.tensor([2.0, 6.0, 23.0])

@@ -14,6 +14,9 @@ from eyas.draft.base import DraftConfig
 from eyas.draft.latent import LatentAttention
 from eyas.draft.layers import MLP, Attention, RMSNorm, Rotary
 
+# Of the lowest layer: they read a token and a hidden state side by side.
+_READ_INPUT = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+
 
 class DecoderLayer(nn.Module):
     """The lowest layer reads a token beside the hidden state, those above it the hidden state alone."""
@@ -159,7 +162,7 @@ class Eagle3Draft(nn.Module):
                 continue
             if mine.shape == weight.shape:
                 mine.copy_(weight)
-            elif mine.shape == (weight.shape[0], 2 * weight.shape[1]):
+            elif name.split(".")[-2] in _READ_INPUT and mine.shape == (len(weight), 2 * weight.shape[1]):
                 mine[:, width:] = weight
 
 
