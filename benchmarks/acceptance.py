@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from acceptance_answers import HELD_OUT, make_answers, note, read_answers
+from acceptance_answers import HELD_OUT, make_answers, note, read_answers, stored_answers
 from acceptance_recipes import RECIPES, Recipe
 from acceptance_table import DEPTHS, SUITES, read_runs, summarize
 from batched_decode import decode
@@ -51,6 +51,8 @@ from eyas.train.teacher import teacher_targets
 from eyas.train.unroll import UnrollResult, run_unroll
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample, VocabMap
 
+DECODE_BATCH = 150  # prompts decoded together: their caches only grow, and other runs share the device
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -71,6 +73,8 @@ def parse() -> argparse.Namespace:
     made.add_argument("--max-prompt-tokens", type=int, default=256)
     made.add_argument("--max-new-tokens", type=int, default=256)
     made.add_argument("--generate-batch", type=int, default=2048)
+    made.add_argument("--engine", default="transformers", choices=["transformers", "vllm"])
+    made.add_argument("--engine-arg", action="append", default=[], help="name=value for vLLM")
     runs = parser.add_argument_group("runs")
     runs.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), metavar="NAME")
     runs.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
@@ -230,6 +234,8 @@ class Lab:
         )
         samples = read_answers(args.answers)
         samples["train"] = samples["train"][: args.num_train]
+        if any(RECIPES[name].stored for name in args.recipes):
+            samples["stored"] = stored_answers(args, samples["train"])
         self.counts = count_supervised(samples["train"], self.spec.vocab_size)
         begun = time.monotonic()
         self.states = {split: capture(self.engine, of_split) for split, of_split in samples.items()}
@@ -240,7 +246,8 @@ class Lab:
 
     def run(self, name: str, seed: int) -> dict[str, Any]:
         args, recipe, ids = self.args, RECIPES[name], self.ids[name]
-        train = self.states["train"][: round(recipe.data_share * len(self.states["train"]))]
+        train = self.states["stored" if recipe.stored else "train"]
+        train = train[: round(recipe.data_share * len(train))]
         readers = {split: Reader(s, self.spec, ids) for split, s in (self.states | {"train": train}).items()}
         size = recipe.draft.get("vocab_size", DraftSettings().vocab_size)
         vocab = build_vocab_map(self.counts, size, self.spec.eos_token_ids)
@@ -261,8 +268,8 @@ class Lab:
                 root=Path(root),
                 device=device(),
             )
-            quarter = max(1, len(run.batches) // 4)
-            run.settings = run.settings.model_copy(update={"validate_every": quarter})
+            eighth = max(1, len(run.batches) // 8)
+            run.settings = run.settings.model_copy(update={"validate_every": eighth})
             run.run()
             with run.averaged():
                 return self._evaluate(run, readers, name, seed, ids)
@@ -304,7 +311,18 @@ class Lab:
         self.engine.spec = dataclasses.replace(self.spec, aux_layer_ids=tuple(ids))
         out: dict[str, dict[str, float]] = defaultdict(dict)
         for depth in self.args.decode_depths:
-            answers = decode(self.engine, run.draft, run.target_ids, prompts, depth, self.args.max_new_tokens)
+            answers = [
+                answer
+                for start in range(0, len(prompts), DECODE_BATCH)
+                for answer in decode(
+                    self.engine,
+                    run.draft,
+                    run.target_ids,
+                    prompts[start : start + DECODE_BATCH],
+                    depth,
+                    self.args.max_new_tokens,
+                )
+            ]
             totals: dict[str, Acceptance] = defaultdict(partial(Acceptance.empty, depth))
             for sample, answer in zip(samples, answers, strict=True):
                 totals[sample.sample_id.partition("/")[0]] += answer.acceptance

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eyas.config.schema import TargetSettings
+from eyas.config.schema import TargetSettings, VllmSettings
 from eyas.data.samples import generated_turn
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.transformers import TransformersEngine
+from eyas.engines.vllm.engine import VllmEngine
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target, read_tokenizer
 from eyas.types import Completion, TokenizedSample
@@ -25,7 +26,14 @@ def make_answers(args: argparse.Namespace, device: str, started: float) -> None:
     """Answer the evaluation prompts, then training prompts as far as the time goes."""
     folder = locate(args.target)
     spec, tokenizer = read_target(folder, TargetSettings(model=args.target)), read_tokenizer(folder)
-    engine = TransformersEngine(folder, spec, batch_size=args.generate_batch, device=device)
+    engine: TransformersEngine | VllmEngine
+    if args.engine == "vllm":
+        settings = VllmSettings(engine_args=tuple(args.engine_arg))
+        engine = VllmEngine(
+            folder, spec, settings=settings, batch_tokens=8192, batch_size=min(1024, args.generate_batch)
+        )
+    else:
+        engine = TransformersEngine(folder, spec, batch_size=args.generate_batch, device=device)
 
     def render(messages: list[dict[str, str]]) -> list[int]:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -97,6 +105,31 @@ def training_prompts(args: argparse.Namespace) -> list[tuple[str, str]]:
     random.Random(0).shuffle(prompts)
     named = [(f"{HELD_OUT if i < args.num_held_out else 'train'}/{n}", t) for i, (n, t) in enumerate(prompts)]
     return named[: args.num_prompts + args.num_held_out]
+
+
+def stored_answers(args: argparse.Namespace, train: list[TokenizedSample]) -> list[TokenizedSample]:
+    """Return what the data set says to the prompts of ``train``, as long in all as the target's answers."""
+    wanted = {s.sample_id.partition("/")[2]: s for s in train}
+    tokenizer = read_tokenizer(locate(args.target))
+    texts = {}
+    with gzip.open(args.prompts, "rt") as file:
+        for line in file:
+            row = json.loads(line)
+            answers = [m["content"] for m in row["messages"][1:2] if m["role"] == "assistant"]
+            if row["id"] in wanted and answers:
+                texts[row["id"]] = answers[0] or ""
+    samples, room = [], sum(len(s) for s in train)
+    for name in texts:
+        sample = wanted[name]
+        prompt = sample.input_ids[: int(sample.loss_mask.argmax())].tolist()
+        end = tokenizer.eos_token or ""
+        answer = tokenizer(texts[name] + end, add_special_tokens=False)["input_ids"]
+        kept = answer[: args.max_new_tokens]
+        made = generated_turn(sample.sample_id, prompt, kept, len(kept) < len(answer))
+        if made is not None and len(made) <= room:
+            samples.append(made)
+            room -= len(made)
+    return samples
 
 
 def read_answers(path: Path) -> dict[str, list[TokenizedSample]]:

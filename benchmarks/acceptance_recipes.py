@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+OURS: dict[str, Any] = {"learning_rate": 2e-3}
+NORMS: dict[str, Any] = {"fc_norm": True, "norm_output": True}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -10,6 +13,7 @@ class Recipe:
 
     init: "target" starts everything from the target, "head" only head and final norm, "scratch" nothing.
     data_share: share of the training answers, repeated so that the number of steps stays.
+    stored: train on the data set's answers instead of the target's own.
     """
 
     train: dict[str, Any] = field(default_factory=dict)
@@ -17,17 +21,23 @@ class Recipe:
     init: Literal["target", "head", "scratch"] = "target"
     aux_layer_ids: tuple[int, ...] | None = None
     data_share: float = 1.0
-
-
-OURS: dict[str, Any] = {"learning_rate": 1e-3}
+    stored: bool = False
 
 
 def _ours(**train: Any) -> Recipe:
-    return Recipe({**OURS, **train})
+    return Recipe({**OURS, **train}, NORMS)
 
 
 def _shape(**draft: Any) -> Recipe:
-    return Recipe(OURS, draft)
+    return Recipe(OURS, {**NORMS, **draft})
+
+
+def _start(init: Literal["head", "scratch"]) -> Recipe:
+    return Recipe(OURS, NORMS, init=init)
+
+
+def _aux(*layer_ids: int) -> Recipe:
+    return Recipe(OURS, NORMS, aux_layer_ids=layer_ids)
 
 
 # Peers by what their documentation and code say, in our trainer: their own trainers are not run here.
@@ -54,36 +64,40 @@ _SPECULATORS = {
 BASELINES = {
     "specforge": Recipe(_SPECFORGE, init="scratch"),
     "speculators": Recipe(_SPECULATORS, init="head"),
-    "specforge, our rate": Recipe({**_SPECFORGE, **OURS}, init="scratch"),
+    "specforge, our rate": Recipe({**_SPECFORGE, "learning_rate": 1e-3}, init="scratch"),
 }
 LEVERS = {
-    "lr 2e-3": _ours(learning_rate=2e-3),
-    "lr 5e-4": _ours(learning_rate=5e-4),
+    "without norms": Recipe(OURS),
+    "without norms, lr 1e-3": Recipe({"learning_rate": 1e-3}),
+    "fc_norm alone": Recipe(OURS, {"fc_norm": True}),
+    "norm_output alone": Recipe(OURS, {"norm_output": True}),
+    "lr 1e-3": _ours(learning_rate=1e-3),
+    "lr 4e-3": _ours(learning_rate=4e-3),
     "hybrid loss": _ours(loss="hybrid"),
     "lk loss": _ours(loss="lk"),
-    "muon 1e-3": _ours(optimizer="muon"),
-    "muon 2e-3": _ours(optimizer="muon", learning_rate=2e-3),
-    "eagle 3.1 norms": _shape(fc_norm=True, norm_output=True),
-    "fc_norm": _shape(fc_norm=True),
-    "norm_output": _shape(norm_output=True),
-    "layer and fc from scratch": Recipe(OURS, init="head"),
-    "all from scratch": Recipe(OURS, init="scratch"),
+    "muon": _ours(optimizer="muon"),
+    "layer and fc from scratch": _start("head"),
+    "all from scratch": _start("scratch"),
     "frozen head": _ours(train_head=False),
-    "aux 2, 15, 29": Recipe(OURS, aux_layer_ids=(2, 15, 29)),
-    "aux 15, 22, 27": Recipe(OURS, aux_layer_ids=(15, 22, 27)),
-    "aux 2, 8, 15, 22, 29": Recipe(OURS, aux_layer_ids=(2, 8, 15, 22, 29)),
-    "aux 29": Recipe(OURS, aux_layer_ids=(29,)),
+    "aux 2, 15, 29": _aux(2, 15, 29),
+    "aux 15, 22, 27": _aux(15, 22, 27),
+    "aux 2, 8, 15, 22, 29": _aux(2, 8, 15, 22, 29),
+    "aux 29": _aux(29),
     "step decay 1": _ours(step_decay=1.0),
     "step decay 0.6": _ours(step_decay=0.6),
     "K 4": _ours(num_unroll_steps=4),
     "W 8192": _shape(vocab_size=8192),
     "W full": _shape(vocab_size=None),
     "average 0.99": _ours(average_decay=0.99),
-    "average 0.998": _ours(average_decay=0.998),
+    "clip 2": _ours(max_grad_norm=2.0),
+    "second moment 0.999": _ours(betas=(0.9, 0.999)),
+    "weight decay 0.1": _ours(weight_decay=0.1),
     "mlp 3072": _shape(intermediate_size=3072),
     "mlp 768": _shape(intermediate_size=768),
-    "data 1/2": Recipe(OURS, data_share=1 / 2),
-    "data 1/4": Recipe(OURS, data_share=1 / 4),
-    "data 1/8": Recipe(OURS, data_share=1 / 8),
+    "steps of 2048 tokens": _ours(batch_tokens=2048),
+    "data 1/2": Recipe(OURS, NORMS, data_share=1 / 2),
+    "data 1/4": Recipe(OURS, NORMS, data_share=1 / 4),
+    "data 1/8": Recipe(OURS, NORMS, data_share=1 / 8),
+    "stored answers": Recipe(OURS, NORMS, stored=True),
 }
 RECIPES = {**BASELINES, "ours": _ours(), **LEVERS}
