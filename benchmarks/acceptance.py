@@ -202,15 +202,15 @@ def new_draft(
     spec = states.spec
     shape = {k: v for k, v in recipe.draft.items() if k != "vocab_size"}
     draft = Eagle3Draft(draft_config_for(spec, len(vocab), **shape))
-    last_layer = read_last_layer(folder, spec) if recipe.init == "target" else {}
+    last_layer = read_last_layer(folder, spec) if "layer" in recipe.start else {}
     rows = teacher.head[torch.from_numpy(vocab.target_ids)]
-    sizes = aux_sizes(states).cpu() if recipe.init == "target" else None
+    sizes = aux_sizes(states).cpu() if "sizes" in recipe.start else None
     draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed, sizes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        if recipe.init != "target":
+        if "fc" not in recipe.start:
             draft.fc.weight.normal_(0, 0.02, generator=generator)
-        if recipe.init == "scratch":
+        if "head" not in recipe.start:
             draft.lm_head.weight.normal_(0, 0.02, generator=generator)
             draft.norm.weight.fill_(1)
     return draft

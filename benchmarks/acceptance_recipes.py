@@ -5,20 +5,22 @@ from typing import Any, Literal
 
 OURS: dict[str, Any] = {"learning_rate": 2e-3}
 NORMS: dict[str, Any] = {"fc_norm": True, "norm_output": True}
+Part = Literal["head", "layer", "fc", "sizes"]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Differences from the code's own defaults.
 
-    init: "target" starts everything from the target, "head" only head and final norm, "scratch" nothing.
+    start: what starts from the target, not from noise or 1: "head" (and final norm), "layer" (its last), "fc"
+    (passes its states through), "sizes" (of its aux layers, for fc_norm).
     data_share: share of the training answers, repeated so that the number of steps stays.
     stored: train on the data set's answers instead of the target's own.
     """
 
     train: dict[str, Any] = field(default_factory=dict)
     draft: dict[str, Any] = field(default_factory=dict)
-    init: Literal["target", "head", "scratch"] = "target"
+    start: tuple[Part, ...] = ("head", "layer", "fc", "sizes")
     aux_layer_ids: tuple[int, ...] | None = None
     data_share: float = 1.0
     stored: bool = False
@@ -32,8 +34,8 @@ def _shape(**draft: Any) -> Recipe:
     return Recipe(OURS, {**NORMS, **draft})
 
 
-def _start(init: Literal["head", "scratch"]) -> Recipe:
-    return Recipe(OURS, NORMS, init=init)
+def _start(*parts: Part) -> Recipe:
+    return Recipe(OURS, NORMS, parts)
 
 
 def _aux(*layer_ids: int) -> Recipe:
@@ -62,9 +64,9 @@ _SPECULATORS = {
 }
 
 BASELINES = {
-    "specforge": Recipe(_SPECFORGE, init="scratch"),
-    "speculators": Recipe(_SPECULATORS, init="head"),
-    "specforge, our rate": Recipe({**_SPECFORGE, "learning_rate": 1e-3}, init="scratch"),
+    "specforge": Recipe(_SPECFORGE, start=()),
+    "speculators": Recipe(_SPECULATORS, start=("head",)),
+    "specforge, our rate": Recipe({**_SPECFORGE, "learning_rate": 1e-3}, start=()),
 }
 LEVERS = {
     "without norms": Recipe(OURS),
@@ -77,7 +79,10 @@ LEVERS = {
     "lk loss": _ours(loss="lk"),
     "muon": _ours(optimizer="muon"),
     "layer and fc from scratch": _start("head"),
-    "all from scratch": _start("scratch"),
+    "layer from scratch": _start("head", "fc"),
+    "layer from scratch, sizes": _start("head", "fc", "sizes"),
+    "norms at 1": _start("head", "layer", "fc"),
+    "all from scratch": _start(),
     "frozen head": _ours(train_head=False),
     "aux 2, 15, 29": _aux(2, 15, 29),
     "aux 15, 22, 27": _aux(15, 22, 27),
@@ -99,5 +104,9 @@ LEVERS = {
     "data 1/4": Recipe(OURS, NORMS, data_share=1 / 4),
     "data 1/8": Recipe(OURS, NORMS, data_share=1 / 8),
     "stored answers": Recipe(OURS, NORMS, stored=True),
+    "scratch, muon, decay 0.6, five aux layers": Recipe(
+        {**OURS, "optimizer": "muon", "step_decay": 0.6}, NORMS, ("head",), (2, 8, 15, 22, 29)
+    ),
+    "scratch, K 4, decay 0.6": Recipe({**OURS, "num_unroll_steps": 4, "step_decay": 0.6}, NORMS, ("head",)),
 }
 RECIPES = {**BASELINES, "ours": _ours(), **LEVERS}
