@@ -39,7 +39,8 @@ class _Read:
 class VllmEngine:
     """Captures through vLLM's own facility or through hooks in its workers; answers prompts.
 
-    vLLM is started when it is first needed, once for capturing and once for generating.
+    vLLM is started when it is first needed, once for capturing and once for generating; on GPUs in processes
+    that import the program anew, so a script of one's own needs ``if __name__ == "__main__":``.
     With ``endpoint`` a server captures instead, and nothing is started or needs to be installed here.
     ``max_length`` is the longest sample it will be given; by default all that the target allows.
     ``in_process`` is for tests of one rank.
