@@ -93,11 +93,12 @@ class TransformersEngine:
         with LayerTaps(self.model, (*self.spec.aux_layer_ids, self.spec.num_layers)) as taps:
             # The decoder alone: the head's logits are not needed.
             text_decoder(self.model)(input_ids=input_ids.to(self.device), use_cache=False)
-        aux, last = taps.aux_and_last()
-        for row, sample in enumerate(batch):
-            # Copies: a view would keep the whole padded batch in memory until its shard is written.
-            own_aux, own_last = (x[row, : len(sample)].to("cpu", copy=True) for x in (aux, last))
-            yield HiddenStates.select(sample, own_aux, own_last)
+        lengths = [len(sample) for sample in batch]
+        is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]
+        # Without the padding, and in one copy: hundreds of small ones from a GPU would each wait for it.
+        of_each = (x[is_token.to(self.device)].cpu().split(lengths) for x in taps.aux_and_last())
+        for sample, aux, last in zip(batch, *of_each, strict=True):
+            yield HiddenStates.select(sample, aux, last)
 
     @torch.inference_mode()
     def _generate_batch(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Completion]:
