@@ -26,6 +26,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling, Witness
 from eyas.engines.transformers import TransformersEngine
+from eyas.engines.vllm import staging
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.staging import layer_digests
 from eyas.engines.vllm.versions import CPU_CACHE_SIZED, installed_version
@@ -223,7 +224,10 @@ def test_a_failed_write_is_a_failure_with_its_reason(
         assert list(states_by_id(engine.capture(mixed_samples([20])))) == ["s0"]
 
 
-def test_nothing_stays_in_staging_but_files_to_write_over(llama: Path, make: Engines) -> None:
+def test_nothing_stays_in_staging_but_files_to_write_over(
+    llama: Path, make: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_MIN_SPARE", 1)
     engine = make(llama)
     session = engine._capturing()
     list(engine.capture(mixed_samples(LENGTHS)))

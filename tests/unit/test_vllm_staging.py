@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from eyas.engines.vllm import staging
 from eyas.engines.vllm.staging import (
     StagedStates,
     layer_digests,
@@ -50,8 +51,16 @@ def test_any_safetensors_reader_reads_a_staged_file(tmp_path: Path) -> None:
         assert torch.equal(f.get_tensor("last"), written.last)
 
 
-def test_a_file_is_written_over_once_nobody_holds_its_states_and_not_before(tmp_path: Path) -> None:
+@pytest.fixture
+def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(staging, "_MIN_SPARE", 500)
     make_spare(tmp_path)
+    return tmp_path / "spare"
+
+
+def test_a_file_is_written_over_once_nobody_holds_its_states_and_not_before(
+    tmp_path: Path, spare: Path
+) -> None:
     first, second, third = staged(), staged(), StagedStates.split(torch.randn(3, 3, 8), torch.arange(3), (1,))
     write_states(tmp_path / "a", first)
     found = take_states(tmp_path / "a", 1, GO_ON)
@@ -63,16 +72,23 @@ def test_a_file_is_written_over_once_nobody_holds_its_states_and_not_before(tmp_
     assert torch.equal(row, first.lower[2])
     del row
     gc.collect()
-    assert [f.name for f in (tmp_path / "spare").iterdir()] == ["a"]
+    assert [f.name for f in spare.iterdir()] == ["a"]
     write_states(tmp_path / "c", third)  # shorter than what the file held
     assert (tmp_path / "c").stat().st_ino == file
-    assert list((tmp_path / "spare").iterdir()) == []
+    assert list(spare.iterdir()) == []
     found = take_states(tmp_path / "c", 1, GO_ON)
     assert torch.equal(found.states, third.states)
 
 
-def test_states_that_are_held_for_any_time_never_change(tmp_path: Path) -> None:
+def test_a_small_file_is_not_worth_it(tmp_path: Path) -> None:
     make_spare(tmp_path)
+    write_states(tmp_path / "a", staged())
+    assert take_states(tmp_path / "a", 1, GO_ON).lower.any()
+    assert not (tmp_path / "a").exists()
+    assert list((tmp_path / "spare").iterdir()) == []
+
+
+def test_states_that_are_held_for_any_time_never_change(tmp_path: Path, spare: Path) -> None:
     held: list[tuple[StagedStates, torch.Tensor]] = []
     names, turn = iter(range(10**6)), threading.Lock()
 

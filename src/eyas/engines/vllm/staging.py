@@ -27,8 +27,9 @@ WITNESS_KEY = "eyas_witness"
 WITNESS_PREFIX = "witness-"
 # Where the connector's replies say what engine it runs in.
 FACTS_KEY = "eyas"
-# The folder, in the folder of staging, of files to be written over.
+# The folder, in the folder of staging, of files to be written over, and from what size on it is worth it.
 _SPARE = "spare"
+_MIN_SPARE = 1 << 20
 
 
 def staging_base(num_bytes: int) -> Path:
@@ -114,10 +115,10 @@ def make_spare(staging: Path) -> None:
 
 def _claim_spare(path: Path) -> bool:
     """Rename a file that nobody needs to ``path``, if there is one."""
-    with suppress(FileNotFoundError):  # no spare files here
-        for spare in (path.parent / _SPARE).iterdir():
+    with suppress(FileNotFoundError), os.scandir(path.parent / _SPARE) as spares:
+        for spare in spares:
             with suppress(FileNotFoundError):  # another thread was faster
-                spare.rename(path)
+                os.rename(spare, path)
                 return True
     return False
 
@@ -142,7 +143,7 @@ def write_digests(path: Path, rank: int, digests: tuple[str, ...]) -> None:
 def take_states(path: Path, timeout_s: float, stop: threading.Event) -> StagedStates:
     """Wait for a file of states, verify it and remove it; the tensors stay mapped until they are dropped.
 
-    Where there is a folder of spare files, it goes there once the last of its tensors has been dropped.
+    Where there is a folder of spare files, a large one goes there once its last tensor has been dropped.
     Raises: ContractError with the worker's own reason, for a file that does not come or a damaged one,
     or when ``stop`` is set.
     """
@@ -156,7 +157,7 @@ def take_states(path: Path, timeout_s: float, stop: threading.Event) -> StagedSt
     if checksum([token_ids, lower, last]) != written:
         raise ContractError(f"{path} is damaged: its checksum is not the one the worker wrote")
     spare = path.parent / _SPARE
-    if spare.is_dir():
+    if len(mapped) >= _MIN_SPARE and spare.is_dir():
         weakref.finalize(mapped, _set_aside, path, spare / path.name).atexit = False
     else:
         path.unlink()
