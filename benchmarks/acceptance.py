@@ -39,7 +39,7 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.taps import LayerTaps
 from eyas.engines.transformers import TransformersEngine, batches_by_length
 from eyas.files import fingerprint
-from eyas.stages.train import aux_sizes
+from eyas.stages.train import last_aux_size
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
@@ -204,8 +204,8 @@ def new_draft(
     draft = Eagle3Draft(draft_config_for(spec, len(vocab), **shape))
     last_layer = read_last_layer(folder, spec) if "layer" in recipe.start else {}
     rows = teacher.head[torch.from_numpy(vocab.target_ids)]
-    sizes = aux_sizes(states).cpu() if "sizes" in recipe.start else None
-    draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed, sizes)
+    size = last_aux_size(states) if "scale" in recipe.start else 1.0
+    draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed, size)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         if "fc" not in recipe.start:

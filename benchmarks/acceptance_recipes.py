@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 OURS: dict[str, Any] = {"learning_rate": 2e-3}
 NORMS: dict[str, Any] = {"fc_norm": True, "norm_output": True}
-Part = Literal["head", "layer", "fc", "sizes"]
+Part = Literal["head", "layer", "fc", "scale"]
 
 
 @dataclass(frozen=True)
@@ -13,14 +13,14 @@ class Recipe:
     """Differences from the code's own defaults.
 
     start: what starts from the target, not from noise or 1: "head" (and final norm), "layer" (its last), "fc"
-    (passes its states through), "sizes" (of its aux layers, for fc_norm).
+    (passes its states through), "scale" (with fc_norm, what the layer adds is made as small as what passes).
     data_share: share of the training answers, repeated so that the number of steps stays.
     stored: train on the data set's answers instead of the target's own.
     """
 
     train: dict[str, Any] = field(default_factory=dict)
     draft: dict[str, Any] = field(default_factory=dict)
-    start: tuple[Part, ...] = ("head", "layer", "fc", "sizes")
+    start: tuple[Part, ...] = ("head", "layer", "fc", "scale")
     aux_layer_ids: tuple[int, ...] | None = None
     data_share: float = 1.0
     stored: bool = False
@@ -80,8 +80,7 @@ LEVERS = {
     "muon": _ours(optimizer="muon"),
     "layer and fc from scratch": _start("head"),
     "layer from scratch": _start("head", "fc"),
-    "layer from scratch, sizes": _start("head", "fc", "sizes"),
-    "norms at 1": _start("head", "layer", "fc"),
+    "layer at the target's scale": _start("head", "layer", "fc"),
     "all from scratch": _start(),
     "frozen head": _ours(train_head=False),
     "aux 2, 15, 29": _aux(2, 15, 29),

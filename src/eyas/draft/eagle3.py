@@ -14,8 +14,9 @@ from eyas.draft.base import DraftConfig
 from eyas.draft.latent import LatentAttention
 from eyas.draft.layers import MLP, Attention, RMSNorm, Rotary
 
-# Of the lowest layer: they read a token and a hidden state side by side.
+# Of the lowest layer: what reads a token and a hidden state side by side, and what adds to the stream.
 _READ_INPUT = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+_ADD_OUTPUT = ("o_proj", "down_proj")
 
 
 class DecoderLayer(nn.Module):
@@ -125,24 +126,21 @@ class Eagle3Draft(nn.Module):
         norm_weight: torch.Tensor,
         last_layer: Mapping[str, torch.Tensor],
         seed: int,
-        aux_sizes: torch.Tensor | None = None,
+        aux_size: float = 1.0,
     ) -> None:
         """Start from the target: its embedding [V, D], final norm [D], head rows [W, D] and last layer.
 
         ``fc`` starts as a pass-through of the last aux layer with a little noise on all of them: the
         latest state is the best single guess of what the last layer will say. Of ``last_layer`` (weights
         by their names in it) the lowest layer takes those whose shape fits; its attention reads the half of
-        the input that holds the hidden state. What those weights add is as large as the target's states are:
-        ``aux_sizes`` [A], the aux layers' usual root mean squares, keep ``fc_norm`` from making them small.
+        the input that holds the hidden state. ``aux_size`` is the last aux layer's usual root mean square:
+        where ``fc_norm`` brings that to 1, what the layer adds is made as much smaller.
         """
         generator = torch.Generator().manual_seed(seed)
         width, target_width = self.config.hidden_size, self.config.target_hidden_size
         for parameter in self.trainable().values():
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-        if self.config.fc_norm and aux_sizes is not None:
-            for layer, size in enumerate(aux_sizes.tolist()):
-                self.get_parameter(f"fc_norm.{layer}.weight").fill_(size)
         if width == target_width:
             self.fc.weight[:, -width:] += torch.eye(width)
             self.embed_tokens.weight.copy_(embedding)
@@ -160,6 +158,8 @@ class Eagle3Draft(nn.Module):
             mine = own.get(name.replace("input_layernorm", "hidden_norm"))
             if mine is None:
                 continue
+            if self.config.fc_norm and name.split(".")[-2] in _ADD_OUTPUT:
+                weight = weight / aux_size
             if mine.shape == weight.shape:
                 mine.copy_(weight)
             elif name.split(".")[-2] in _READ_INPUT and mine.shape == (len(weight), 2 * weight.shape[1]):

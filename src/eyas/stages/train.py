@@ -164,18 +164,18 @@ def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eag
     # A scale of the logits becomes part of the draft's rows; engines apply none to a draft.
     rows = teacher.head[torch.from_numpy(vocab.target_ids)] * teacher.logit_scale
     last_layer = read_last_layer(context.target_folder, context.spec)
-    sizes = aux_sizes(context.store("held_out")) if draft.config.fc_norm else None
-    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed, sizes)
+    size = last_aux_size(context.store("held_out")) if draft.config.fc_norm else 1.0
+    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed, size)
     return draft
 
 
-def aux_sizes(states: StateReader, num_samples: int = 32) -> torch.Tensor:
-    """Return each aux layer's usual root mean square [A], from the first samples.
+def last_aux_size(states: StateReader, num_samples: int = 32) -> float:
+    """Return the usual root mean square of the last aux layer's rows, from the first samples.
 
     The median over tokens: the first token of many targets is a thousand times the others' size.
     """
-    read = (states.read(i).aux.float() for i in range(min(num_samples, len(states.lengths))))
-    return torch.cat([aux.pow(2).mean(-1).sqrt() for aux in read]).median(0).values
+    read = (states.read(i).aux[:, -1].float() for i in range(min(num_samples, len(states.lengths))))
+    return float(torch.cat([aux.pow(2).mean(-1).sqrt() for aux in read]).median())
 
 
 def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None = None) -> DraftConfig:
