@@ -164,6 +164,10 @@ class Run(Trainer):
         return self.root
 
 
+def length_of(states: Sequence[HiddenStates]) -> int:
+    return sum(len(s.sample) for s in states)
+
+
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -252,7 +256,7 @@ class Lab:
         size = recipe.draft.get("vocab_size", DraftSettings().vocab_size)
         vocab = build_vocab_map(self.counts, size, self.spec.eos_token_ids)
         settings = {
-            "num_epochs": round(args.num_epochs / recipe.data_share),
+            "num_epochs": round(args.num_epochs * length_of(self.states["train"]) / length_of(train)),
             "batch_tokens": args.batch_tokens,
         }
         with tempfile.TemporaryDirectory() as root:

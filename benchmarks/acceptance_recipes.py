@@ -15,7 +15,7 @@ class Recipe:
     start: what starts from the target, not from noise or 1: "head" (and final norm), "layer" (its last), "fc"
     (passes its states through), "scale" (with fc_norm, what the layer adds is made as small as what passes).
     data_share: share of the training answers, repeated so that the number of steps stays.
-    stored: train on the data set's answers instead of the target's own.
+    stored: train on the data set's answers instead of the target's own, repeated likewise.
     """
 
     train: dict[str, Any] = field(default_factory=dict)

@@ -224,6 +224,10 @@ def test_with_norms_what_the_layer_adds_is_made_as_small_as_what_passes_through(
             attended = draft.keys_values(mixed, positions)[1].repeat_interleave(2, dim=1)
             added.append((draft.finish(attended, hidden) - hidden).norm(dim=-1) / hidden.norm(dim=-1))
     torch.testing.assert_close(added[1], added[0], rtol=1e-2, atol=1e-3)
+    # What the target has no weights of this shape for starts as small.
+    draft = Eagle3Draft(draft_config_for(spec, 20, intermediate_size=100, fc_norm=True))
+    draft.initialise(*target, 0, size)
+    assert draft.layer(0).mlp.down_proj.weight.std() < 0.03 / size
 
 
 def test_the_usual_size_of_an_aux_layer_is_not_that_of_a_huge_first_token(tiny_engine: Any) -> None:

@@ -16,7 +16,7 @@ from eyas.draft.layers import MLP, Attention, RMSNorm, Rotary
 
 # Of the lowest layer: what reads a token and a hidden state side by side, and what adds to the stream.
 _READ_INPUT = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
-_ADD_OUTPUT = ("o_proj", "down_proj")
+_ADD_OUTPUT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 class DecoderLayer(nn.Module):
@@ -158,12 +158,13 @@ class Eagle3Draft(nn.Module):
             mine = own.get(name.replace("input_layernorm", "hidden_norm"))
             if mine is None:
                 continue
-            if self.config.fc_norm and name.split(".")[-2] in _ADD_OUTPUT:
-                weight = weight / aux_size
             if mine.shape == weight.shape:
                 mine.copy_(weight)
             elif name.split(".")[-2] in _READ_INPUT and mine.shape == (len(weight), 2 * weight.shape[1]):
                 mine[:, width:] = weight
+        if self.config.fc_norm:
+            for name in _ADD_OUTPUT:
+                own[name].div_(aux_size)
 
 
 def main_directions(rows: torch.Tensor, count: int) -> torch.Tensor:
