@@ -1,27 +1,48 @@
-"""Safetensors files written from where their tensors lie, their checksum made on the way; and mapped."""
+"""Safetensors files: read headers, write from where tensors lie with a checksum on the way, map."""
 
 import json
 import math
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-_DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.bool: "BOOL",
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
-_BY_NAME = {name: dtype for dtype, name in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place: bytes ``start`` to ``stop`` of its file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
 
 
 def write_tensors(
@@ -38,7 +59,7 @@ def write_tensors(
         start, rows = end, sum(len(p) for p in parts)
         end += sum(p.numel() * p.element_size() for p in parts)
         shape = [rows, *parts[0].shape[1:]]
-        header[name] = {"dtype": _DTYPES[parts[0].dtype], "shape": shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": _NAMES[parts[0].dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = xxhash.xxh3_128()
@@ -48,6 +69,34 @@ def write_tensors(
         digest.update(piece)
         f.write(piece)
     return 8 + len(text) + end, digest.hexdigest()
+
+
+def parse_header(text: bytes | bytearray) -> tuple[dict[str, Entry], Any]:
+    """Return where the tensors of a file lie that has this header, and its metadata, if any.
+
+    Raises: ValueError for a header that is none.
+    """
+    begin = 8 + len(text)
+    try:
+        header: dict[str, Any] = json.loads(text)
+        metadata = header.pop("__metadata__", None)
+        entries = {
+            name: Entry(
+                value["dtype"], tuple(value["shape"]), *(begin + offset for offset in value["data_offsets"])
+            )
+            for name, value in header.items()
+        }
+        for entry in entries.values():
+            places = (*entry.shape, entry.start - begin, entry.stop - entry.start)
+            if not isinstance(entry.dtype, str) or not all(type(n) is int and n >= 0 for n in places):
+                raise ValueError("a place that is none")
+            if entry.dtype in DTYPES and entry.stop - entry.start != (
+                entry.num_elements * DTYPES[entry.dtype].itemsize
+            ):
+                raise ValueError("a shape of another size")
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    return entries, metadata
 
 
 def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], mmap.mmap]:
@@ -61,19 +110,14 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], mm
     start = 8 + int.from_bytes(mapped[:8], "little")
     if not 8 < start <= len(mapped):
         raise ValueError("its header is longer than the file")
-    header = json.loads(mapped[8:start])
-    try:
-        metadata = header.pop("__metadata__")
-        entries = [(n, _BY_NAME[e["dtype"]], e["shape"], *e["data_offsets"]) for n, e in header.items()]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"its header lacks {error}") from None
+    entries, metadata = parse_header(mapped[8:start])
     tensors = {}
-    for name, dtype, shape, first, end in entries:
-        count = math.prod(shape)
-        if min(first, count) < 0 or end - first != count * dtype.itemsize or start + end > len(mapped):
-            raise ValueError(f"{name} lies outside of the file")
-        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + first) if count else None
-        tensors[name] = torch.empty(shape, dtype=dtype) if flat is None else flat.view(shape)
+    for name, entry in entries.items():
+        if entry.dtype not in DTYPES or entry.stop > len(mapped):
+            raise ValueError(f"{name} lies outside of the file, or is of an unknown type")
+        dtype, count = DTYPES[entry.dtype], entry.num_elements
+        flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=entry.start) if count else None
+        tensors[name] = torch.empty(entry.shape, dtype=dtype) if flat is None else flat.view(entry.shape)
     return tensors, metadata, mapped
 
 

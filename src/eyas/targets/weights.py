@@ -5,18 +5,16 @@ shape and place, then the tensors.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from eyas.errors import UserError
 from eyas.targets.files import Files, LocalFiles, files_of
+from eyas.tensorfile import DTYPES, Entry, parse_header
 
 INDEX = "model.safetensors.index.json"
 # Where the text model's tensors lie: text models, wrappers of several modalities, old and new.
@@ -24,37 +22,6 @@ PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
 _AGAIN = "download the model again"
 _MAX_HEADER_BYTES = 1 << 28
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor's place: bytes ``start`` to ``stop`` of its file."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
 
 
 class Weights:
@@ -156,14 +123,15 @@ class Weights:
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor. Raises: UserError when the tensor or its file is missing or damaged."""
         entry = self.entry(name)
-        if entry.dtype not in _DTYPES:
+        if entry.dtype not in DTYPES:
             raise UserError(f"{name} of {self.files.where} is stored as {entry.dtype}, unknown to eyas")
-        data = self.files.read(entry.file, entry.start, entry.stop)
+        file = self.file_of[name]
+        data = self.files.read(file, entry.start, entry.stop)
         if len(data) != entry.stop - entry.start:
-            raise self._damaged(entry.file, "it ends too early")
+            raise self._damaged(file, "it ends too early")
         if not data:
-            return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
-        return torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).reshape(entry.shape)
+            return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        return torch.frombuffer(data, dtype=DTYPES[entry.dtype]).reshape(entry.shape)
 
     def read_if_there(self, name: str) -> torch.Tensor | None:
         return self.read(name) if name in self.file_of else None
@@ -183,26 +151,8 @@ class Weights:
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
             raise self._damaged(file, "its header is not that of a safetensors file")
         try:
-            header: dict[str, Any] = json.loads(self.files.read(file, 8, 8 + length))
-            header.pop("__metadata__", None)
-            entries = {
-                name: Entry(
-                    file,
-                    value["dtype"],
-                    tuple(value["shape"]),
-                    *(8 + length + offset for offset in value["data_offsets"]),
-                )
-                for name, value in header.items()
-            }
-            for entry in entries.values():
-                places = (*entry.shape, entry.start - 8 - length, entry.stop - entry.start)
-                if not isinstance(entry.dtype, str) or not all(type(n) is int and n >= 0 for n in places):
-                    raise ValueError("a place that is none")
-                if entry.dtype in _DTYPES and entry.stop - entry.start != (
-                    entry.num_elements * _DTYPES[entry.dtype].itemsize
-                ):
-                    raise ValueError("a shape of another size")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            entries, _ = parse_header(self.files.read(file, 8, 8 + length))
+        except ValueError:
             raise self._damaged(file, "its header cannot be read") from None
         end = max((e.stop for e in entries.values()), default=8 + length)
         if end != size:
