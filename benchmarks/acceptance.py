@@ -5,7 +5,9 @@
     python benchmarks/acceptance.py ... --recipes specforge speculators ours --seeds 0 1 2  # answers exist
     python benchmarks/acceptance.py ... --summary                                           # the table again
 
-The target answers training and evaluation prompts greedily, once. Then worker processes share the list of
+The target answers training and evaluation prompts greedily, once. With ``--sampled-answers`` it answers the
+evaluation prompts at temperature 1 as well: drafts propose their likeliest token, and to accept that with the
+target's probability for it is what replaying a sampled answer does. Then worker processes share the list of
 runs: each keeps the target's states in its device's memory, trains a draft, replays decoding on held-out
 answers and on the evaluation suites' (exact for greedy answers, see ``eyas.train.metrics.replay``), and
 decodes some evaluation prompts for real. A JSON line a run is written as it ends, so a limit loses little.
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from acceptance_answers import HELD_OUT, make_answers, note, read_answers, stored_answers
+from acceptance_answers import HELD_OUT, make_answers, make_sampled, note, read_answers, stored_answers
 from acceptance_recipes import RECIPES, Recipe
 from acceptance_table import DEPTHS, SUITES, read_runs, summarize
 from batched_decode import decode
@@ -58,6 +60,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--target", default="demo:smollm2-135m-instruct")
     parser.add_argument("--answers", type=Path, required=True, help="made if it does not exist")
+    parser.add_argument("--sampled-answers", type=Path, help="made if it does not exist")
     parser.add_argument(
         "--output", type=Path, help="a JSON line a run, appended; runs in it are not repeated"
     )
@@ -244,6 +247,10 @@ class Lab:
         begun = time.monotonic()
         self.states = {split: capture(self.engine, of_split) for split, of_split in samples.items()}
         synchronize()
+        self.sampled: dict[str, list[HiddenStates]] = {}
+        if args.sampled_answers:
+            sampled = read_answers(args.sampled_answers)
+            self.sampled = {suite: capture(self.engine, of_suite) for suite, of_suite in sampled.items()}
         num_tokens = sum(len(s) for of_split in samples.values() for s in of_split)
         seconds = time.monotonic() - begun
         note(f"captured {num_tokens:,} tokens in {seconds:.1f} s")
@@ -290,6 +297,9 @@ class Lab:
             "seconds": run.curve[-1]["seconds"],
             "held_out": {k: run.curve[-1][k] for k in (f"al{d}" for d in DEPTHS)},
             "suites": {suite: measure(run, readers[suite]) for suite in SUITES if suite in readers},
+            "sampled": {
+                suite: measure(run, Reader(states, self.spec, ids)) for suite, states in self.sampled.items()
+            },
             "decoded": self._decode(run, ids) if self.args.decode_prompts else {},
             # The stored answers to the prompts that were decoded: what decoding has to be compared with.
             "decoded_replay": {
@@ -365,6 +375,10 @@ def main() -> None:
         return
     if not args.answers.is_file():
         make_answers(args, device().type, time.monotonic())
+    if args.sampled_answers and not args.sampled_answers.is_file():
+        target = locate(args.target)
+        spec = read_target(target, TargetSettings(model=args.target))
+        make_sampled(args, TransformersEngine(target, spec, batch_size=1024, device=device().type))
     if args.only_answers:
         return
     assert args.output is not None, "--output says where the runs go"

@@ -1,4 +1,7 @@
-"""The answers that benchmarks/acceptance.py trains and evaluates on: the target's own, greedy, one file."""
+"""The answers that benchmarks/acceptance.py trains and evaluates on: the target's own.
+
+Greedy ones are one file. Those sampled at temperature 1, of the evaluation prompts' first turns, are another.
+"""
 
 import argparse
 import gzip
@@ -22,10 +25,21 @@ from eyas.types import Completion, TokenizedSample
 HELD_OUT = "held_out"
 
 
+class Renderer:
+    """Token ids of a conversation whose next turn is the target's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = read_tokenizer(folder)
+
+    def __call__(self, messages: list[dict[str, str]]) -> list[int]:
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def make_answers(args: argparse.Namespace, device: str, started: float) -> None:
     """Answer the evaluation prompts, then training prompts as far as the time goes."""
     folder = locate(args.target)
-    spec, tokenizer = read_target(folder, TargetSettings(model=args.target)), read_tokenizer(folder)
+    spec, render = read_target(folder, TargetSettings(model=args.target)), Renderer(folder)
     engine: TransformersEngine | VllmEngine
     if args.engine == "vllm":
         settings = VllmSettings(engine_args=tuple(args.engine_arg))
@@ -34,10 +48,6 @@ def make_answers(args: argparse.Namespace, device: str, started: float) -> None:
         )
     else:
         engine = TransformersEngine(folder, spec, batch_size=args.generate_batch, device=device)
-
-    def render(messages: list[dict[str, str]]) -> list[int]:
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(tokenizer(ids, add_special_tokens=False)["input_ids"])
 
     def answer(prompts: dict[str, list[int]]) -> Iterator[tuple[str, Completion]]:
         asked = [Prompt(name, tuple(ids)) for name, ids in prompts.items()]
@@ -53,8 +63,7 @@ def make_answers(args: argparse.Namespace, device: str, started: float) -> None:
             answers = dict(answer(prompts))
             for name, one in answers.items():
                 num_tokens += len(one.token_ids)
-                row = {"id": name, "prompt": prompts[name], "answer": one.token_ids, "end": one.finish_reason}
-                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+                file.write(row_of(name, prompts[name], one))
             rate = num_tokens / (time.monotonic() - begun)
             note(f"{num_tokens:,} answered tokens, {rate:,.0f} tokens/s")
             return answers
@@ -66,7 +75,7 @@ def make_answers(args: argparse.Namespace, device: str, started: float) -> None:
         for name, turns in dialogues.items():
             if len(turns) > 1:
                 ids = [i for i in answers[name].token_ids if i not in spec.eos_token_ids]
-                said = {"role": "assistant", "content": tokenizer.decode(ids)}
+                said = {"role": "assistant", "content": render.tokenizer.decode(ids)}
                 second[f"{name}:2"] = render([*first[name], said, {"role": "user", "content": turns[1]}])
         if second:
             write(second)
@@ -81,6 +90,22 @@ def make_answers(args: argparse.Namespace, device: str, started: float) -> None:
                 note("the time limit ends generation")
                 break
     engine.close()
+
+
+def make_sampled(args: argparse.Namespace, engine: TransformersEngine) -> None:
+    """Answer the evaluation prompts' first turns at temperature 1."""
+    render = Renderer(locate(args.target))
+    asked = {row["id"]: render([{"role": "user", "content": row["turns"][0]}]) for row in eval_rows(args)}
+    prompts = [Prompt(name, tuple(ids)) for name, ids in asked.items()]
+    with gzip.open(args.sampled_answers, "wt", compresslevel=6) as file:
+        for item in engine.generate(prompts, Sampling(args.max_new_tokens, temperature=1.0)):
+            assert isinstance(item, Completion)
+            file.write(row_of(item.prompt_id, asked[item.prompt_id], item))
+
+
+def row_of(name: str, prompt: list[int], answer: Completion) -> str:
+    row = {"id": name, "prompt": prompt, "answer": answer.token_ids, "end": answer.finish_reason}
+    return json.dumps(row, separators=(",", ":")) + "\n"
 
 
 def eval_rows(args: argparse.Namespace) -> list[dict[str, Any]]:

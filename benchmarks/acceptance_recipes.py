@@ -38,6 +38,10 @@ def _start(*parts: Part) -> Recipe:
     return Recipe(OURS, NORMS, parts)
 
 
+def _scratch(**train: Any) -> Recipe:
+    return Recipe({**OURS, **train}, NORMS, ("head",))
+
+
 def _aux(*layer_ids: int) -> Recipe:
     return Recipe(OURS, NORMS, aux_layer_ids=layer_ids)
 
@@ -103,9 +107,14 @@ LEVERS = {
     "data 1/4": Recipe(OURS, NORMS, data_share=1 / 4),
     "data 1/8": Recipe(OURS, NORMS, data_share=1 / 8),
     "stored answers": Recipe(OURS, NORMS, stored=True),
+    "scratch, muon": _scratch(optimizer="muon"),
+    "scratch, decay 0.6": _scratch(step_decay=0.6),
+    "scratch, muon, decay 0.6": _scratch(optimizer="muon", step_decay=0.6),
     "scratch, muon, decay 0.6, five aux layers": Recipe(
         {**OURS, "optimizer": "muon", "step_decay": 0.6}, NORMS, ("head",), (2, 8, 15, 22, 29)
     ),
-    "scratch, K 4, decay 0.6": Recipe({**OURS, "num_unroll_steps": 4, "step_decay": 0.6}, NORMS, ("head",)),
+    "scratch, K 4, decay 0.6": _scratch(num_unroll_steps=4, step_decay=0.6),
+    "scratch, steps of 2048 tokens": _scratch(batch_tokens=2048),
+    "scratch, lr 4e-3": _scratch(learning_rate=4e-3),
 }
 RECIPES = {**BASELINES, "ours": _ours(), **LEVERS}
