@@ -125,7 +125,7 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
             states = stock.extract_from_kv_cache(cache, on_device_slots, num_tokens)
             on_device = StagedStates.split(states, pending.token_ids, self._layer_ids)
             lower, last = _to_pinned(on_device.lower), _to_pinned(on_device.last)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)  # threads that spin would take the cores of those that write
         event.record(stream)
         staged = dataclasses.replace(on_device, lower=lower, last=last)
         self._executor.submit(self._write, path, staged, event.synchronize)
