@@ -98,8 +98,8 @@ def reference_logits(
 ) -> list[torch.Tensor]:
     """Return the draft's logits [N, W] at each step; rows without a token to read hold nonsense.
 
-    EAGLE-3.1: ``fc_norm.j`` among the weights norms aux layer j; with ``norm_output`` a step reads the
-    normed output of the one before. Shapes: aux [N, A, D].
+    ``input_norm`` among the weights norms all aux layers as one. EAGLE-3.1: ``fc_norm.j`` norms aux layer
+    j; with ``norm_output`` a step reads the normed output of the one before. Shapes: aux [N, A, D].
     """
     tokens, documents, positions = layout(samples)
     num_layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
@@ -107,6 +107,8 @@ def reference_logits(
     causal = (documents[:, None] == documents[None]) & torch.ones(num_rows, num_rows).tril().bool()
     own = torch.eye(num_rows, dtype=torch.bool)
 
+    if "input_norm.weight" in weights:
+        aux = rms_norm(aux.flatten(1), weights["input_norm.weight"], eps).view_as(aux)
     if "fc_norm.0.weight" in weights:
         norms = [weights[f"fc_norm.{j}.weight"] for j in range(aux.shape[1])]
         aux = torch.stack([rms_norm(aux[:, j], w, eps) for j, w in enumerate(norms)], 1)

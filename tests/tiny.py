@@ -190,6 +190,7 @@ def make_trainer(
     num_layers: int = 1,
     attention: Literal["gqa", "mla"] = "gqa",
     norm_before_residual: bool = False,
+    norm_before_fc: bool = False,
     **settings: Any,
 ) -> Trainer:
     """Return a trainer of a draft that starts from ``target``, as the train stage makes it."""
@@ -208,7 +209,9 @@ def make_trainer(
         num_layers=num_layers,
         attention=attention,
     )
-    draft = Eagle3Draft(dataclasses.replace(shape, norm_before_residual=norm_before_residual))
+    draft = Eagle3Draft(
+        dataclasses.replace(shape, norm_before_residual=norm_before_residual, norm_before_fc=norm_before_fc)
+    )
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
     defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}
     return Trainer(

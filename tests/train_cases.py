@@ -72,6 +72,7 @@ def make_case(
     num_layers: int = 1,
     latent: Mapping[str, int] | None = None,
     norm_before_residual: bool = False,
+    norm_before_fc: bool = False,
 ) -> Case:
     generator = np.random.default_rng(seed)
     torch_generator = torch.Generator().manual_seed(seed)
@@ -98,6 +99,7 @@ def make_case(
         num_layers=num_layers,
         latent_attention=latent,
         norm_before_residual=norm_before_residual,
+        norm_before_fc=norm_before_fc,
     )
     draft = Eagle3Draft(config)
     with torch.no_grad():

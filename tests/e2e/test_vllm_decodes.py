@@ -54,6 +54,7 @@ class Kind:
     target: Mapping[str, Any] = field(default_factory=dict)  # what its target has of its own
     attention: Literal["gqa", "mla"] = "gqa"
     norm_before_residual: bool = False
+    norm_before_fc: bool = False
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -93,7 +94,9 @@ KINDS = {
     "speculators format, four aux layers, EAGLE-3.1": Kind(
         (1, 3, 4, 5), format="speculators", fc_norm=True, norm_output=True
     ),
-    "two layers, the lowest adds to the normed state": Kind(num_layers=2, norm_before_residual=True),
+    "two layers, norms as speculators' trainer has them": Kind(
+        num_layers=2, norm_before_residual=True, norm_before_fc=True, norm_output=True
+    ),
     "wider than its target, beyond 2048 positions by YaRN": Kind(hidden_size=64, first_length=2040),
     "latent attention, on a target that has it": Kind(target=DEEPSEEK, attention="mla"),
 }
@@ -119,7 +122,7 @@ def make(root: Path, kind: Kind) -> Exported:
         root / "checkpoints", target, states[4:], states[:4], kind.vocab_size, spec=spec, num_epochs=6,
         learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output, hidden_size=kind.hidden_size,
         num_layers=kind.num_layers, attention=kind.attention,
-        norm_before_residual=kind.norm_before_residual,
+        norm_before_residual=kind.norm_before_residual, norm_before_fc=kind.norm_before_fc,
     )  # fmt: skip
     trainer.run()
     folder = root / "draft"

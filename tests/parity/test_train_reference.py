@@ -97,8 +97,9 @@ def test_a_draft_of_several_layers_equals_the_plain_reference(num_layers: int, n
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_a_draft_that_adds_to_the_normed_state_equals_the_plain_reference(num_layers: int) -> None:
-    case = make_case(6, (19, 2, 25), share=0.4, norm_before_residual=True, num_layers=num_layers)
+def test_a_draft_with_the_norms_of_speculators_equals_the_plain_reference(num_layers: int) -> None:
+    norms = {"norm_before_residual": True, "norm_before_fc": True}
+    case = make_case(6, (19, 2, 25), share=0.4, num_layers=num_layers, **norms)
     expected_loss, expected = reference_gradients(case, 4)
     loss, gradients = trainer_gradients(case, 4)
     assert loss == pytest.approx(expected_loss, rel=1e-5)

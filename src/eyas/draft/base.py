@@ -30,8 +30,10 @@ class DraftConfig:
     # EAGLE-3.1: a norm for each aux layer before they are fused; steps read the normed output of the last.
     fc_norm: bool = False
     norm_output: bool = False
-    # The lowest layer adds to the normed hidden state, as published speculators drafts do; never a default.
+    # What published speculators drafts do, and no default makes: the lowest layer adds to the normed hidden
+    # state; one norm of all aux layers side by side before they are fused.
     norm_before_residual: bool = False
+    norm_before_fc: bool = False
     # Ranks and widths of attention over latents (MLA), named as in TargetSpec; None: grouped heads.
     latent_attention: Mapping[str, int] | None = None
 

@@ -48,6 +48,8 @@ class Eagle3Draft(nn.Module):
         width, target_width = config.hidden_size, config.target_hidden_size
         self.embed_tokens = nn.Embedding(config.target_vocab_size, width)
         self.embed_tokens.weight.requires_grad_(config.has_own_embedding)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.num_aux_layers * target_width, config.rms_norm_eps)
         if config.fc_norm:
             norms = (RMSNorm(target_width, config.rms_norm_eps) for _ in range(config.num_aux_layers))
             self.fc_norm = nn.ModuleList(norms)
@@ -64,6 +66,8 @@ class Eagle3Draft(nn.Module):
 
     def fuse(self, aux: torch.Tensor) -> torch.Tensor:
         """Turn aux states [R, A, D] into the first step's hidden states [R, D]."""
+        if self.config.norm_before_fc:
+            aux = self.input_norm(aux.flatten(1)).view_as(aux)
         if self.config.fc_norm:
             aux = torch.stack([norm(x) for norm, x in zip(self.fc_norm, aux.unbind(1), strict=True)], dim=1)
         out: torch.Tensor = self.fc(aux.flatten(1))

@@ -23,7 +23,6 @@ from eyas.types import LATENT_KEYS
 # What engines take when a configuration says nothing.
 _MISSING = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 _REFUSED = {
-    "norm_before_fc": "norms all aux layers as one",
     "attention_bias": "has biases in its attention",
     "mlp_bias": "has biases in its MLP",
     "quantization_config": "is quantised",
@@ -186,6 +185,7 @@ def _shape(
         norm_output=bool(config.get("norm_output", inside.get("norm_output", False))),
         # In the speculators format a missing value means true.
         norm_before_residual=bool(config.get("norm_before_residual", inside is not config)),
+        norm_before_fc=bool(config.get("norm_before_fc", inside.get("norm_before_fc", False))),
         num_layers=inside.get("num_hidden_layers", 1),
         latent_attention=latent,
     )

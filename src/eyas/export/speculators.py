@@ -72,7 +72,7 @@ def speculators_config(native: dict[str, Any]) -> dict[str, Any]:
         "eagle_aux_hidden_state_layer_ids": native["eagle_aux_hidden_state_layer_ids"],
         # In this format a missing value means true.
         "norm_before_residual": native["norm_before_residual"],
-        "norm_before_fc": False,
+        "norm_before_fc": native["norm_before_fc"],
         "fc_norm": native["fc_norm"],
         "norm_output": native["norm_output"],
         "embed_requires_grad": False,

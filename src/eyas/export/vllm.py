@@ -136,6 +136,8 @@ def sglang_trouble(config: DraftConfig) -> str | None:
     """Say why SGLang would not compute this draft as it was trained, or None."""
     if config.norm_before_residual:
         return "SGLang adds to the hidden state, this draft to the normed one (norm_before_residual)"
+    if config.norm_before_fc:
+        return "SGLang has no norm of all aux layers as one (norm_before_fc)"
     if config.has_own_embedding:
         return "SGLang takes the target's embedding, this draft has its own"
     if config.latent_attention is not None and config.num_layers > 1:
@@ -183,6 +185,7 @@ def engine_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dic
         "draft_vocab_size": len(vocab),
         "tie_word_embeddings": False,
         "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
         "torch_dtype": spec.dtype,

@@ -60,7 +60,9 @@ def summarise(states_TLD: torch.Tensor) -> tuple[LayerSums, torch.Tensor]:
     low, high, total, norms = (torch.empty(num_tokens, num_layers) for _ in range(4))
     # Block by block in float32: half floats reduce twenty times slower, and a block stays in the cache.
     rows = max(1, _BLOCK // max(1, num_layers * width))
-    space = torch.empty(min(rows, num_tokens), num_layers, width)  # once: memory anew costs more than the sums
+    space = torch.empty(
+        min(rows, num_tokens), num_layers, width
+    )  # once: memory anew costs more than the sums
     for start in range(0, num_tokens, rows):
         here = slice(start, start + rows)
         states = states_TLD[here]

@@ -64,7 +64,9 @@ class FusedUnroll:
     def fits(draft: Eagle3Draft) -> bool:
         """Whether the draft has one plain layer, tiles for its heads, and no embedding to be trained."""
         config = draft.config
-        if config.has_own_embedding or config.norm_before_residual or config.latent_attention is not None:
+        if config.norm_before_residual or config.norm_before_fc:
+            return False
+        if config.has_own_embedding or config.latent_attention is not None:
             return False
         group = config.num_attention_heads // config.num_key_value_heads
         return config.num_layers == 1 and config.head_dim in (16, 32, 64, 128) and group <= 64
