@@ -41,7 +41,6 @@ from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.taps import LayerTaps
 from eyas.engines.transformers import TransformersEngine, batches_by_length
 from eyas.files import fingerprint
-from eyas.stages.train import last_aux_size
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
@@ -208,16 +207,16 @@ def new_draft(
 ) -> Eagle3Draft:
     spec = states.spec
     shape = {k: v for k, v in recipe.draft.items() if k != "vocab_size"}
-    draft = Eagle3Draft(draft_config_for(spec, len(vocab), **shape))
-    last_layer = read_last_layer(folder, spec) if "layer" in recipe.start else {}
+    norms = {name: getattr(DraftSettings(), name) for name in ("fc_norm", "norm_output")}
+    draft = Eagle3Draft(draft_config_for(spec, len(vocab), **(norms | shape)))
+    last_layer = read_last_layer(folder, spec) if recipe.start == "eyas" else {}
     rows = teacher.head[torch.from_numpy(vocab.target_ids)]
-    size = last_aux_size(states) if "scale" in recipe.start else 1.0
-    draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed, size)
+    draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        if "fc" not in recipe.start:
+        if recipe.start != "eyas":
             draft.fc.weight.normal_(0, 0.02, generator=generator)
-        if "head" not in recipe.start:
+        if recipe.start == "nothing":
             draft.lm_head.weight.normal_(0, 0.02, generator=generator)
             draft.norm.weight.fill_(1)
     return draft

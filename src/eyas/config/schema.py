@@ -153,11 +153,15 @@ class DraftSettings(Section):
     )
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
-    fc_norm: bool = Field(False, description="EAGLE-3.1: norm each aux layer before they are fused")
+    fc_norm: bool = Field(
+        True,
+        description="EAGLE-3.1: norm each aux layer before they are fused; layer and fc then start as noise, "
+        "without it as the target's last layer and a pass-through",
+    )
     init_from: str | None = Field(
         None, description="go on from this EAGLE-3 draft: a folder or hub id, native or speculators format"
     )
-    norm_output: bool = Field(False, description="EAGLE-3.1: later draft steps read the normed state")
+    norm_output: bool = Field(True, description="EAGLE-3.1: later draft steps read the normed state")
 
 
 class TrainSettings(Section):
@@ -186,10 +190,10 @@ class TrainSettings(Section):
     )
     micro_batches: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
     optimizer: Literal["adamw", "muon"] = Field(
-        "adamw", description="muon: the layer's matrices by Muon, head and norms by AdamW"
+        "muon", description="muon: the layer's matrices by Muon, head and norms by AdamW; adamw: all by AdamW"
     )
     train_head: bool = Field(True, description="false: the head stays the target's rows")
-    learning_rate: float = Field(4e-4, gt=0, description="peak learning rate")
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
     weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")

@@ -14,9 +14,8 @@ from eyas.draft.base import DraftConfig
 from eyas.draft.latent import LatentAttention
 from eyas.draft.layers import MLP, Attention, RMSNorm, Rotary
 
-# Of the lowest layer: what reads a token and a hidden state side by side, and what adds to the stream.
+# Of the lowest layer: what reads a token and a hidden state side by side.
 _READ_INPUT = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
-_ADD_OUTPUT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 class DecoderLayer(nn.Module):
@@ -130,15 +129,16 @@ class Eagle3Draft(nn.Module):
         norm_weight: torch.Tensor,
         last_layer: Mapping[str, torch.Tensor],
         seed: int,
-        aux_size: float = 1.0,
     ) -> None:
         """Start from the target: its embedding [V, D], final norm [D], head rows [W, D] and last layer.
 
         ``fc`` starts as a pass-through of the last aux layer with a little noise on all of them: the
         latest state is the best single guess of what the last layer will say. Of ``last_layer`` (weights
         by their names in it) the lowest layer takes those whose shape fits; its attention reads the half of
-        the input that holds the hidden state. ``aux_size`` is the last aux layer's usual root mean square:
-        where ``fc_norm`` brings that to 1, what the layer adds is made as much smaller.
+        the input that holds the hidden state.
+
+        With ``fc_norm`` both start as noise alone: the target's layer was made for states of another size,
+        and drafts that start so are accepted no less (benchmarks/acceptance.md).
         """
         generator = torch.Generator().manual_seed(seed)
         width, target_width = self.config.hidden_size, self.config.target_hidden_size
@@ -146,16 +146,19 @@ class Eagle3Draft(nn.Module):
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
         if width == target_width:
-            self.fc.weight[:, -width:] += torch.eye(width)
+            passed = torch.eye(width)
             self.embed_tokens.weight.copy_(embedding)
             self.lm_head.weight.copy_(head_rows)
             self.norm.weight.copy_(norm_weight)
         else:
             # (D, width): what of the target's space the draft sees, the same for what it reads and writes.
             projection = main_directions(head_rows.float() * norm_weight.float(), width)
-            self.fc.weight[:, -target_width:] += projection.T
+            passed = projection.T
             self.embed_tokens.weight.copy_(embedding.float() @ main_directions(embedding.float(), width))
             self.lm_head.weight.copy_((head_rows.float() * norm_weight.float()) @ projection)
+        if self.config.fc_norm:
+            return
+        self.fc.weight[:, -target_width:] += passed
         own = dict(self.layer(0).named_parameters())
         for name, weight in last_layer.items():
             # What the target normalises on its way into attention is what the draft calls hidden.
@@ -166,9 +169,6 @@ class Eagle3Draft(nn.Module):
                 mine.copy_(weight)
             elif name.split(".")[-2] in _READ_INPUT and mine.shape == (len(weight), 2 * weight.shape[1]):
                 mine[:, width:] = weight
-        if self.config.fc_norm:
-            for name in _ADD_OUTPUT:
-                own[name].div_(aux_size)
 
 
 def main_directions(rows: torch.Tensor, count: int) -> torch.Tensor:

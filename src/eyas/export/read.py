@@ -38,7 +38,7 @@ class StoredDraft:
 
     ``aux_layer_ids`` are ours (stream after L layers), None where the folder does not name them and engines
     take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config``
-    its JSON.
+    its JSON. ``window`` is how many tokens back it looks, where that is not all; eyas' drafts see them all.
     """
 
     shape: DraftConfig
@@ -47,6 +47,7 @@ class StoredDraft:
     tensors: dict[str, torch.Tensor]
     embedding: torch.Tensor | None
     config: dict[str, Any]
+    window: int | None
 
 
 def read_draft(folder: Path) -> StoredDraft:
@@ -93,7 +94,11 @@ def read_draft(folder: Path) -> StoredDraft:
             f"{folder}: d2t is {tuple(offsets.shape)}, its config.json asks for {shape.vocab_size}"
         )
     target_ids = torch.arange(len(offsets)) + offsets
-    return StoredDraft(shape, aux_layer_ids, target_ids, tensors, embedding, config)
+    # As vLLM decides: a window that no layer's type asks for is none.
+    window = (
+        inside.get("sliding_window") if "sliding_attention" in (inside.get("layer_types") or ()) else None
+    )
+    return StoredDraft(shape, aux_layer_ids, target_ids, tensors, embedding, config, window)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

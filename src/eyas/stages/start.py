@@ -74,4 +74,6 @@ def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -
         if not stored.shape.has_own_embedding:
             draft.embed_tokens.weight.copy_(embedding)
     say(f"train: going on from {context.config.draft.init_from}, in its shape and with its vocabulary")
+    if stored.window is not None:
+        say(f"  it looked {stored.window:,} tokens back; from here on it sees all of them")
     return draft

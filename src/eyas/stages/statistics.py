@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_BLOCK = 1 << 18  # values summed up at a time
+_BLOCK = 1 << 20  # values summed up at a time: smaller ones take the interpreter's lock more often
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from eyas.progress import mute, say
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.start import draft_from, read_start, start_folder, vocab_of
 from eyas.stages.stream import facts_of_stream, streaming
-from eyas.store.base import StateReader
 from eyas.store.manifest import StoreManifest
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.trackers.base import Trackers
@@ -164,18 +163,8 @@ def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eag
     # A scale of the logits becomes part of the draft's rows; engines apply none to a draft.
     rows = teacher.head[torch.from_numpy(vocab.target_ids)] * teacher.logit_scale
     last_layer = read_last_layer(context.target_folder, context.spec)
-    size = last_aux_size(context.store("held_out")) if draft.config.fc_norm else 1.0
-    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed, size)
+    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed)
     return draft
-
-
-def last_aux_size(states: StateReader, num_samples: int = 32) -> float:
-    """Return the usual root mean square of the last aux layer's rows, from the first samples.
-
-    The median over tokens: the first token of many targets is a thousand times the others' size.
-    """
-    read = (states.read(i).aux[:, -1].float() for i in range(min(num_samples, len(states.lengths))))
-    return float(torch.cat([aux.pow(2).mean(-1).sqrt() for aux in read]).median())
 
 
 def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None = None) -> DraftConfig:

@@ -180,8 +180,9 @@ def take_digests(path: Path, rank: int, timeout_s: float, stop: threading.Event)
 
 def _await(path: Path, timeout_s: float, stop: threading.Event, error: Path) -> None:
     deadline = time.monotonic() + timeout_s
-    while not path.exists():
-        if error.exists():
+    wanted, failed = os.fspath(path), os.fspath(error)  # cheap to ask for: other threads want the interpreter
+    while not os.path.exists(wanted):
+        if os.path.exists(failed):
             reason = error.read_text(encoding="utf-8")
             error.unlink()
             raise ContractError(f"the worker could not hand over the states: {reason or 'disk full?'}")
@@ -189,7 +190,7 @@ def _await(path: Path, timeout_s: float, stop: threading.Event, error: Path) -> 
             raise ContractError(f"nobody waits for {path.name} any more")
         if time.monotonic() > deadline:
             raise ContractError(f"the worker wrote no {path.name} within {timeout_s:.0f} s")
-        time.sleep(0.001)
+        time.sleep(0.002)
 
 
 def _error_path(path: Path) -> Path:
