@@ -25,6 +25,7 @@ def summarize(path: Path) -> None:
         grouped[run["recipe"]].append(run)
     columns = [("held out", lambda r: r["held_out"])]
     columns += [(s, lambda r, s=s: r["suites"].get(s, {})) for s in SUITES]
+    columns += [("suites", lambda r: mean_of(r["suites"].values()))]
     columns += [("temperature 1", lambda r: mean_of(r.get("sampled", {}).values()))]
     columns += [("decoded", lambda r: mean_of(r["decoded"].values()))]
     columns += [("the same replayed", lambda r: mean_of(r.get("decoded_replay", {}).values()))]
@@ -40,7 +41,8 @@ def summarize(path: Path) -> None:
         return f"{statistics.mean(values):.3f}{spread}"
 
     rank = lambda name: statistics.mean(r["held_out"]["al3"] for r in grouped[name])  # noqa: E731
-    baseline = max((name for name in grouped if name in BASELINES), key=rank, default=None)
+    peers = [name for name in grouped if name in BASELINES or name.startswith("speculators' trainer")]
+    baseline = max(peers, key=rank, default=None)
     for name in sorted(grouped, key=rank, reverse=True):
         mine = grouped[name]
         seconds = statistics.mean(r["seconds"] for r in mine)

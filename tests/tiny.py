@@ -213,7 +213,8 @@ def make_trainer(
         dataclasses.replace(shape, norm_before_residual=norm_before_residual, norm_before_fc=norm_before_fc)
     )
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
-    defaults = {"num_unroll_steps": 3, "batch_tokens": 128, "learning_rate": 3e-3, "num_epochs": 2}
+    defaults: dict[str, Any] = {"num_unroll_steps": 3, "batch_tokens": 128, "num_epochs": 2}
+    defaults |= {"optimizer": "adamw", "learning_rate": 3e-3}
     return Trainer(
         draft=draft,
         teacher=teacher,

@@ -1,5 +1,6 @@
 """Several ranks train what one process trains."""
 
+import functools
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,14 @@ def test_ranks_train_what_one_process_trains_on_the_same_global_batches(
     shares = np.array([result["shares"] for result in together])
     assert (shares.max(0) - shares.min(0) <= 1).all()
     assert shares.sum() == sum(alone["shares"])
+
+
+def test_ranks_train_by_muon_what_one_process_trains(tmp_path: Path) -> None:
+    alone = train_together(Ranks(), tmp_path / "alone", True, None, optimizer="muon")
+    train = functools.partial(train_together, optimizer="muon")
+    together = run_ranks(2, tmp_path / "meet", train, tmp_path / "together", True, None)
+    assert differs(together[1], together[0]) == 0
+    assert differs(together[0], alone) < 1e-4  # its products are of bfloat16, its steps of 1e-3
 
 
 def test_another_number_of_ranks_goes_on_from_a_checkpoint(tmp_path: Path) -> None:

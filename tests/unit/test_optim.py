@@ -34,7 +34,8 @@ def test_the_shortest_runs_have_a_positive_rate(num_steps: int) -> None:
 
 def test_the_optimizer_holds_every_trainable_tensor_and_decays_matrices_only() -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20))
-    optimizer, _ = make_optimizers(draft.trainable(), TrainSettings(weight_decay=0.1))
+    settings = TrainSettings(optimizer="adamw", weight_decay=0.1)
+    optimizer, _ = make_optimizers(draft.trainable(), settings)
     decayed, free = optimizer.param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     assert {p.ndim for p in decayed["params"]} == {2}

@@ -22,7 +22,7 @@ from eyas.types import Failure, HiddenStates, TokenizedSample
 Checked = tuple[LayerSums, LayerSums]  # aux, last
 Check = Callable[[HiddenStates, TokenizedSample], Checked]
 
-_NUM_CHECKERS = min(8, os.cpu_count() or 1)
+_NUM_CHECKERS = min(3, os.cpu_count() or 1)  # more would wait for the interpreter, not for memory
 _NUM_WRITERS = 6
 
 
