@@ -41,7 +41,7 @@ class Runner:
         self, shape: dict[str, int], device: torch.device, ranks: Ranks, num_steps: int, shard: bool
     ) -> None:
         self.draft, self.teacher, self.target_ids = build(shape, device)
-        self.settings = TrainSettings(learning_rate=1e-5, num_unroll_steps=num_steps)
+        self.settings = TrainSettings(optimizer="adamw", learning_rate=1e-5, num_unroll_steps=num_steps)
         self.ranks = ranks
         dtype = self.teacher.head.dtype
         self.slices = Slices(self.draft, dtype, device) if shard else None

@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=12)
     parser.add_argument("--loss", default="kl", choices=["kl", "lk", "hybrid"])
     parser.add_argument("--path", default="fused", choices=["fused", "plain"])
+    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "muon"])
     parser.add_argument("--recompute", action="store_true", help="keep nothing of the MLP")
     parser.add_argument("--small", action="store_true", help="a small shape")
     parser.add_argument("--profile", action="store_true", help="print the kernels that take longest")
@@ -160,17 +161,19 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shape = SMALL if args.small else LLAMA_8B
     draft, teacher, target_ids = build(shape, device)
-    settings = TrainSettings(learning_rate=1e-4)
+    settings = TrainSettings(learning_rate=1e-4, optimizer=args.optimizer)
     dtype = teacher.head.dtype
     runner = FusedUnroll(draft, dtype, recompute=args.recompute) if args.path == "fused" else None
     is_cuda = device.type == "cuda"
     copies = runner.weights.copies if runner and is_cuda else None
-    stepper = Stepper(make_optimizers(draft.trainable(), settings)[0], settings, 1000, copies)
+    adamw, muon = make_optimizers(draft.trainable(), settings)
+    stepper = Stepper(adamw, settings, 1000, copies, muon)
     facts = {
         "device": torch.cuda.get_device_name() if is_cuda else platform.processor(),
         "torch": torch.__version__,
         "path": args.path,
         "loss": args.loss,
+        "optimizer": args.optimizer,
         "recompute": args.recompute,
         "K": args.num_steps,
         "shape": shape,

@@ -126,11 +126,11 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest) -> None:
+def test_a_whole_step_with_adamw_never_waits_for_the_device(request: pytest.FixtureRequest) -> None:
     here = on_gpu(case_of(2), torch.bfloat16)
     batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
-    settings = TrainSettings()
+    settings = TrainSettings(optimizer="adamw")
     stepper = Stepper(
         make_optimizers(here.draft.trainable(), settings)[0], settings, 10, runner.weights.copies
     )
@@ -149,9 +149,8 @@ def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
     settings = TrainSettings()
-    stepper = Stepper(
-        make_optimizers(here.draft.trainable(), settings)[0], settings, 10, runner.weights.copies
-    )
+    adamw, muon = make_optimizers(here.draft.trainable(), settings)
+    stepper = Stepper(adamw, settings, 10, runner.weights.copies, muon)
     before = {n: p.detach().clone() for n, p in here.draft.trainable().items()}
     batch.aux[5] = float("nan")
     targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
