@@ -193,7 +193,9 @@ class TrainSettings(Section):
         "muon", description="muon: the layer's matrices by Muon, head and norms by AdamW; adamw: all by AdamW"
     )
     train_head: bool = Field(True, description="false: the head stays the target's rows")
-    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    learning_rate: float = Field(
+        5e-4, gt=0, description="peak learning rate; small targets take more, one 576 wide 2e-3"
+    )
     warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
     weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")
