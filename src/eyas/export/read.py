@@ -72,6 +72,7 @@ def read_draft(folder: Path) -> StoredDraft:
         raise ContractError(f"{folder} has unknown or missing tensors: ['fc.weight']")
     try:
         shape, aux_layer_ids = _shape(config, inside, tensors), _aux_layer_ids(config)
+        window = _window(inside)
         if shape.num_layers > len(tensors):  # before they are made
             raise ValueError(f"{shape.num_layers} layers in {len(tensors)} tensors")
         with torch.device("meta"):
@@ -94,10 +95,6 @@ def read_draft(folder: Path) -> StoredDraft:
             f"{folder}: d2t is {tuple(offsets.shape)}, its config.json asks for {shape.vocab_size}"
         )
     target_ids = torch.arange(len(offsets)) + offsets
-    # As vLLM decides: a window that no layer's type asks for is none.
-    window = (
-        inside.get("sliding_window") if "sliding_attention" in (inside.get("layer_types") or ()) else None
-    )
     return StoredDraft(shape, aux_layer_ids, target_ids, tensors, embedding, config, window)
 
 
@@ -201,6 +198,11 @@ def _latent_attention(inside: Mapping[str, Any]) -> dict[str, int] | None:
     if not inside.get("kv_lora_rank"):
         return None
     return whole_latent({key: inside.get(key) for key in LATENT_KEYS}, "this draft")
+
+
+def _window(inside: Mapping[str, Any]) -> int | None:
+    """As vLLM decides: a window that no layer's type asks for is none."""
+    return int(inside["sliding_window"]) if "sliding_attention" in (inside.get("layer_types") or ()) else None
 
 
 def _aux_layer_ids(config: Mapping[str, Any]) -> tuple[int, ...] | None:

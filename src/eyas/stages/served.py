@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from eyas.data.benchmarks import read_benchmark
@@ -62,18 +63,20 @@ def measure_served(
     groups = [_Group(HELD_OUT, "all", list(held_out)), *_benchmark_groups(context)]
     measured = _Measured()
     left_out = 0
+    differences: list[FirstDifference] = []
     for k, decoder in _decoders(context, groups):
         with closing(decoder):
             if any(group.dialogues for group in groups):
                 left_out += _answer_turns(context, decoder, groups)
             _measure(context, decoder, k, groups, measured)
-    differences = _differences(context, groups, measured, here)
+            if not k:
+                differences = _differences(groups, measured, here, decoder)
     length = next(
         c["acceptance_length"]
         for c in measured.categories
         if c["suite"] == HELD_OUT and c["num_draft_tokens"] == settings.num_draft_tokens
     )
-    points = with_speed_up(measured.points)
+    points = with_speed_up(sorted(measured.points, key=attrgetter(*_CONDITIONS)))
     broken = diagnose(
         length,
         predicted.length,
@@ -127,7 +130,7 @@ def _benchmark_groups(context: RunContext) -> Iterator[_Group]:
 
 
 def _decoders(context: RunContext, groups: Sequence[_Group]) -> Iterator[tuple[int | None, Decoder]]:
-    """Start one engine after the other: the target alone, each K; or take the server there is."""
+    """Start one engine after the other, the target alone as the last; or take the server there is."""
     settings, spec = context.config.evaluate, context.spec
     if settings.endpoint:
         yield (
@@ -141,7 +144,7 @@ def _decoders(context: RunContext, groups: Sequence[_Group]) -> Iterator[tuple[i
             ),
         )
         return
-    for k in (0, *sorted({settings.num_draft_tokens, *settings.further_draft_tokens})):
+    for k in (*sorted({settings.num_draft_tokens, *settings.further_draft_tokens}), 0):
         say(f"evaluate: starting vLLM with {f'the draft, K = {k}' if k else 'the target alone'}")
         yield k, _start_vllm(context, k, _max_length(context, groups))
 
@@ -242,6 +245,7 @@ def _measure(
                 measured.categories.append({"suite": group.suite, "category": group.category, **kept})
 
 
+_CONDITIONS = ("num_draft_tokens", "temperature", "concurrency")
 _CATEGORY_KEYS = (
     "num_draft_tokens", "temperature", "num_prompts", "num_tokens", "acceptance_length", "acceptance_rates",
 )  # fmt: skip
@@ -283,11 +287,11 @@ def _point(
 
 
 def _differences(
-    context: RunContext, groups: Sequence[_Group], measured: _Measured, here: dict[str, Decoded] | None
+    groups: Sequence[_Group], measured: _Measured, here: dict[str, Decoded] | None, target: Any
 ) -> list[FirstDifference]:
     """Return where answers with the draft part from the target's own, with how near a tie that was.
 
-    The engine's own target judges; of a server that has only the draft, the target in this process does.
+    The engine's own ``target`` judges; of a server that has only the draft, the target in this process does.
     """
     prompts = {p.prompt_id: p for g in groups for p in g.prompts}
     found: dict[FirstDifference, list[int]] = {}  # with the tokens up to it
@@ -307,8 +311,7 @@ def _differences(
     if not found or not measured.alone:
         return list(found)
     say(f"evaluate: {len(found)} answers differ from the target's own; asking it how near those ties are")
-    with closing(_start_vllm(context, 0, _max_length(context, groups))) as target:
-        return [_with_gap(d, target.next_token_logprobs(before)) for d, before in found.items()]
+    return [_with_gap(d, target.next_token_logprobs(before)) for d, before in found.items()]
 
 
 def _with_gap(difference: FirstDifference, logprobs: dict[int, float]) -> FirstDifference:
