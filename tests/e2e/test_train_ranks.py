@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from pipeline import eyas, write_run
 
-SHARED = ("train.micro_batches=2", "train.batch_tokens=128", "train.num_epochs=2")
+SHARED = ("train.micro_batches=2", "train.batch_tokens=128", "train.num_epochs=2", "train.optimizer=adamw")
 
 
 @pytest.fixture(scope="module")
