@@ -2,7 +2,7 @@
 
     python benchmarks/acceptance.py --answers answers.jsonl.gz --output runs.jsonl          # everything
     python benchmarks/acceptance.py ... --only-answers --time-limit 300                     # or in two parts:
-    python benchmarks/acceptance.py ... --recipes specforge speculators ours --seeds 0 1 2  # answers exist
+    python benchmarks/acceptance.py ... --recipes specforge ours --seeds 0 1 2  # answers exist
     python benchmarks/acceptance.py ... --summary                                           # the table again
 
 The target answers training and evaluation prompts greedily, once. With ``--sampled-answers`` it answers the
@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,19 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def new_engine(folder: Path, spec: TargetSpec) -> TransformersEngine:
+    batch_tokens = 65536 if device().type == "cuda" else 4096
+    return TransformersEngine(folder, spec, batch_tokens=batch_tokens, batch_size=1024, device=device().type)
+
+
 @torch.no_grad()
-def capture(engine: TransformersEngine, samples: Sequence[TokenizedSample]) -> list[HiddenStates]:
-    """Do what the engine's own capture does, and leave the states on the device."""
-    found: dict[str, HiddenStates] = {}
+def tapped(
+    engine: TransformersEngine, samples: Sequence[TokenizedSample]
+) -> Iterator[tuple[TokenizedSample, torch.Tensor, torch.Tensor]]:
+    """Yield samples, those of like length together, with views of all their states on the device.
+
+    Shapes: aux [T, A, D], last [T, D].
+    """
     for batch in batches_by_length(samples, engine.batch_tokens, engine.batch_size):
         ids = torch.zeros(len(batch), max(len(s) for s in batch), dtype=torch.long)
         for row, sample in enumerate(batch):
@@ -110,8 +119,15 @@ def capture(engine: TransformersEngine, samples: Sequence[TokenizedSample]) -> l
             engine.model.get_decoder()(input_ids=ids.to(engine.device), use_cache=False)
         aux, last = taps.aux_and_last()
         for row, sample in enumerate(batch):
-            n = len(sample)
-            found[sample.sample_id] = HiddenStates.select(sample, aux[row, :n].clone(), last[row, :n])
+            yield sample, aux[row, : len(sample)], last[row, : len(sample)]
+
+
+def capture(engine: TransformersEngine, samples: Sequence[TokenizedSample]) -> list[HiddenStates]:
+    """Do what the engine's own capture does, and leave the states on the device."""
+    found = {
+        sample.sample_id: HiddenStates.select(sample, aux.clone(), last)
+        for sample, aux, last in tapped(engine, samples)
+    }
     return [found[s.sample_id] for s in samples]
 
 
@@ -205,10 +221,16 @@ def unroll(run: Trainer, batch: PackedBatch) -> UnrollResult:
 def new_draft(
     recipe: Recipe, states: Reader, vocab: VocabMap, teacher: TeacherHead, folder: Path, seed: int
 ) -> Eagle3Draft:
-    spec = states.spec
-    shape = {k: v for k, v in recipe.draft.items() if k != "vocab_size"}
-    norms = {name: getattr(DraftSettings(), name) for name in ("fc_norm", "norm_output")}
-    draft = Eagle3Draft(draft_config_for(spec, len(vocab), **(norms | shape)))
+    spec, shape = states.spec, DraftSettings(**recipe.draft)
+    draft = Eagle3Draft(
+        draft_config_for(
+            spec,
+            len(vocab),
+            shape.intermediate_size,
+            fc_norm=shape.fc_norm,
+            norm_output=shape.norm_output,
+        )
+    )
     last_layer = read_last_layer(folder, spec) if recipe.start == "eyas" else {}
     rows = teacher.head[torch.from_numpy(vocab.target_ids)]
     draft.initialise(teacher.embedding, rows, teacher.norm_weight, last_layer, seed)
@@ -234,10 +256,7 @@ class Lab:
         )
         self.spec = read_target(self.folder, settings)
         self.teacher = read_teacher(self.folder, self.spec).to("cpu", torch.float32)
-        batch_tokens = 65536 if device().type == "cuda" else 4096
-        self.engine = TransformersEngine(
-            self.folder, self.spec, batch_tokens=batch_tokens, batch_size=1024, device=device().type
-        )
+        self.engine = new_engine(self.folder, self.spec)
         samples = read_answers(args.answers)
         samples["train"] = samples["train"][: args.num_train]
         if any(RECIPES[name].stored for name in args.recipes):
@@ -259,7 +278,7 @@ class Lab:
         train = self.states["stored" if recipe.stored else "train"]
         train = train[: round(recipe.data_share * len(train))]
         readers = {split: Reader(s, self.spec, ids) for split, s in (self.states | {"train": train}).items()}
-        size = recipe.draft.get("vocab_size", DraftSettings().vocab_size)
+        size = DraftSettings(**recipe.draft).vocab_size
         vocab = build_vocab_map(self.counts, size, self.spec.eos_token_ids)
         settings = {
             "num_epochs": round(args.num_epochs * length_of(self.states["train"]) / length_of(train)),
@@ -377,7 +396,7 @@ def main() -> None:
     if args.sampled_answers and not args.sampled_answers.is_file():
         target = locate(args.target)
         spec = read_target(target, TargetSettings(model=args.target))
-        make_sampled(args, TransformersEngine(target, spec, batch_size=1024, device=device().type))
+        make_sampled(args, new_engine(target, spec))
     if args.only_answers:
         return
     assert args.output is not None, "--output says where the runs go"

@@ -24,16 +24,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from acceptance import Reader, capture, device, measure
+from acceptance import Reader, capture, device, measure, new_engine, tapped
 from acceptance_answers import HELD_OUT, note, read_answers
 from acceptance_table import SUITES
 from safetensors.torch import save_file
 
 from eyas.config.schema import TargetSettings, TrainSettings
-from eyas.draft.eagle3 import Eagle3Draft
-from eyas.engines.taps import LayerTaps
-from eyas.engines.transformers import TransformersEngine, batches_by_length
-from eyas.export.read import read_draft
+from eyas.engines.transformers import TransformersEngine
+from eyas.export.vllm import load_export
 from eyas.targets.locate import locate
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_teacher
@@ -61,17 +59,12 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def engine_of(args: argparse.Namespace) -> tuple[Path, TargetSpec, TransformersEngine]:
     folder = locate(args.target)
     spec = read_target(folder, TargetSettings(model=args.target))
-    batch_tokens = 65536 if device().type == "cuda" else 4096
-    engine = TransformersEngine(
-        folder, spec, batch_tokens=batch_tokens, batch_size=1024, device=device().type
-    )
-    return folder, spec, engine
+    return folder, spec, new_engine(folder, spec)
 
 
 # What it trains on
 
 
-@torch.no_grad()
 def write_data(args: argparse.Namespace) -> None:
     """Write ids and masks as a datasets folder, a file of states a sample, and its own count of tokens."""
     from datasets import Dataset
@@ -85,21 +78,18 @@ def write_data(args: argparse.Namespace) -> None:
     states_folder = args.work / "data" / "hidden_states"
     states_folder.mkdir(parents=True)
     with ThreadPoolExecutor(8) as pool:
-        for batch in batches_by_length(samples, engine.batch_tokens, engine.batch_size):
-            ids = torch.zeros(len(batch), max(len(s) for s in batch), dtype=torch.long)
-            for row, sample in enumerate(batch):
-                ids[row, : len(sample)] = torch.from_numpy(sample.input_ids)
-            with LayerTaps(engine.model, (*spec.aux_layer_ids, spec.num_layers)) as taps:
-                engine.model.get_decoder()(input_ids=ids.to(engine.device), use_cache=False)
-            aux, last = taps.aux_and_last()
-            states = torch.cat([aux, last.unsqueeze(2)], dim=2).cpu()  # the last layer behind the others
-            for row, sample in enumerate(batch):
-                own = {
-                    "hidden_states": states[row, : len(sample)].clone(),
-                    "token_ids": torch.from_numpy(sample.input_ids).long(),
-                }
-                pool.submit(save_file, own, states_folder / f"hs_{number[sample.sample_id]}.safetensors")
-    assert len(list(states_folder.iterdir())) == len(samples)
+        written = []
+        for sample, aux, last in tapped(engine, samples):
+            own = {
+                "hidden_states": torch.cat(
+                    [aux, last[:, None]], dim=1
+                ).cpu(),  # the last layer behind the others
+                "token_ids": torch.from_numpy(sample.input_ids).long(),
+            }
+            path = states_folder / f"hs_{number[sample.sample_id]}.safetensors"
+            written.append(pool.submit(save_file, own, path))
+        for one in written:
+            one.result()
     dataset = Dataset.from_dict(
         {
             "input_ids": [s.input_ids.tolist() for s in samples],
@@ -151,17 +141,12 @@ def measure_draft(args: argparse.Namespace) -> dict[str, Any]:
     facts = json.loads((args.work / args.name / "train.json").read_text())
     folder, spec, engine = engine_of(args)
     teacher = read_teacher(folder, spec).to("cpu", torch.float32)
-    stored = read_draft(args.work / args.name / "0")
-    assert stored.aux_layer_ids == spec.aux_layer_ids == tuple(facts["aux_layer_ids"])
-    draft = Eagle3Draft(stored.shape)
-    with torch.no_grad():
-        for name, parameter in draft.trainable().items():
-            parameter.copy_(stored.tensors[name])
-        draft.embed_tokens.weight.copy_(teacher.embedding)
+    draft, target_ids, config = load_export(args.work / args.name / "0", teacher.embedding)
+    assert config["eagle_aux_hidden_state_layer_ids"] == facts["aux_layer_ids"] == list(spec.aux_layer_ids)
     run: Any = SimpleNamespace(
         draft=draft.to(device()),
         teacher=teacher.to(device(), torch.float32),
-        target_ids=stored.target_ids.to(device()),
+        target_ids=target_ids.to(device()),
         settings=TrainSettings(batch_tokens=4096),
         dtype=torch.float32,
         device=device(),

@@ -58,11 +58,10 @@ def summarise(states_TLD: torch.Tensor) -> tuple[LayerSums, torch.Tensor]:
     """
     num_tokens, num_layers, width = states_TLD.shape
     low, high, total, norms = (torch.empty(num_tokens, num_layers) for _ in range(4))
-    # Block by block in float32: half floats reduce twenty times slower, and a block stays in the cache.
+    # Block by block in float32: half floats reduce twenty times slower, and a block stays in the cache. All
+    # blocks in one place: memory that is new for each costs more than the sums.
     rows = max(1, _BLOCK // max(1, num_layers * width))
-    space = torch.empty(
-        min(rows, num_tokens), num_layers, width
-    )  # once: memory anew costs more than the sums
+    space = torch.empty(min(rows, num_tokens), num_layers, width)
     for start in range(0, num_tokens, rows):
         here = slice(start, start + rows)
         states = states_TLD[here]

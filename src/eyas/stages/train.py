@@ -162,7 +162,8 @@ def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eag
     norm = teacher.norm_weight + (1.0 if teacher.norm_kind == "rms_one_plus" else 0.0)
     # A scale of the logits becomes part of the draft's rows; engines apply none to a draft.
     rows = teacher.head[torch.from_numpy(vocab.target_ids)] * teacher.logit_scale
-    last_layer = read_last_layer(context.target_folder, context.spec)
+    # With fc_norm nothing of it is used, and a large target's is far away.
+    last_layer = {} if draft.config.fc_norm else read_last_layer(context.target_folder, context.spec)
     draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed)
     return draft
 
