@@ -83,17 +83,17 @@ class Run:
             assert time.monotonic() < deadline, self.text()
             time.sleep(0.02)
 
-    def engine_processes(self) -> list[int]:
-        """Return the ids of the processes that vLLM started for this run."""
+    def engine_processes(self, name: str = "VLLM") -> list[int]:
+        """Return the ids of this run's other processes called so, vLLM's once they are up."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != self.process.pid:
                 try:
                     fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    name = (entry / "comm").read_text()
+                    called = (entry / "comm").read_text()
                 except OSError:
                     continue
-                if int(fields[2]) == self.process.pid and "VLLM" in name:
+                if int(fields[2]) == self.process.pid and name in called:
                     found.append(int(entry.name))
         return found
 
@@ -144,6 +144,22 @@ def test_killing_the_engine_or_the_writer_loses_nothing_and_the_same_command_res
         n: r.checksum for n, r in kept.items()
     }
     _check_store(out / "states", target, num_samples=NUM_SAMPLES)
+
+
+def test_a_signal_while_the_engine_starts_ends_the_command(target: Path, data: Path, tmp_path: Path) -> None:
+    """vLLM takes a KeyboardInterrupt of that time for nothing, and waits on for minutes."""
+    run = Run(target, data, tmp_path / "run")
+    try:
+        deadline = time.monotonic() + 300
+        while len(run.engine_processes("")) < 2:  # Python's own resource tracker, and the engine
+            assert run.process.poll() is None and time.monotonic() < deadline, run.text()
+            time.sleep(0.1)
+        run.process.terminate()
+        assert run.process.wait(120) == 130, run.text()
+        assert "interrupted; the same command goes on from here" in run.text()
+        assert not run.engine_processes()
+    finally:
+        run.end()
 
 
 def _check_store(states: Path, target: Path, num_samples: int) -> None:

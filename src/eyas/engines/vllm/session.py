@@ -5,6 +5,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -176,12 +177,41 @@ def start_llm(arguments: dict[str, Any]) -> Any:
     from vllm import LLM
 
     try:
-        return LLM(**arguments)
+        with _interruptible():
+            return LLM(**arguments)
     except Exception as error:
         raise EyasError(
             f"vLLM did not start: {first_line(error)}",
             hint="its own log is above; vllm.log_level=INFO shows more of it",
         ) from error
+
+
+class _Interrupted(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end vLLM's start, which takes a KeyboardInterrupt for nothing and waits on."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        try:
+            before[number](number, frame)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)):
+                before[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    except _Interrupted:
+        raise KeyboardInterrupt from None
+    finally:
+        for known, handler in before.items():
+            signal.signal(known, handler)
 
 
 @contextlib.contextmanager
