@@ -204,11 +204,14 @@ class HiddenStates:
 
     Shapes: aux [T, A, D]; last [R, D], the stream before the final norm at the sample's supervised
     positions, in order. Engines make them with ``select`` from the full [T, D].
+    ``figures`` are those of ``eyas.row_figures``, of aux [T, A, 4] and last [R, 4], from an engine that took
+    them before it handed the states over.
     """
 
     sample: TokenizedSample
     aux: torch.Tensor
     last: torch.Tensor
+    figures: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         num_tokens, num_rows = len(self.sample), int(self.sample.supervised.sum())
@@ -222,16 +225,28 @@ class HiddenStates:
                 f"sample {self.sample.sample_id}: last states {tuple(self.last.shape)}, "
                 f"expected {(num_rows, self.aux.shape[2])}"
             )
+        if self.figures is not None:
+            shapes = tuple(tuple(part.shape) for part in self.figures)
+            if shapes != ((*self.aux.shape[:2], 4), (num_rows, 4)):
+                raise ContractError(f"sample {self.sample.sample_id}: figures of other rows, {shapes}")
 
     @classmethod
-    def select(cls, sample: TokenizedSample, aux: torch.Tensor, last: torch.Tensor) -> HiddenStates:
-        """Keep of ``last`` [T, D] the rows that a teacher is needed for."""
+    def select(
+        cls,
+        sample: TokenizedSample,
+        aux: torch.Tensor,
+        last: torch.Tensor,
+        figures: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> HiddenStates:
+        """Keep of ``last`` [T, D], and of its figures [T, 4], the rows that a teacher is needed for."""
         import torch
 
         if last.shape[0] != len(sample):
             raise ContractError(f"sample {sample.sample_id}: {len(sample)} tokens but {last.shape[0]} rows")
+        if sample.supervised.all():
+            return cls(sample, aux, last, figures)
         keep = torch.from_numpy(sample.supervised)
-        return cls(sample, aux, last if keep.all() else last[keep])
+        return cls(sample, aux, last[keep], None if figures is None else (figures[0], figures[1][keep]))
 
 
 @dataclass(frozen=True)

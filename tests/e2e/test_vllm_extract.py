@@ -152,7 +152,8 @@ def test_a_signal_while_the_engine_starts_ends_the_command(target: Path, data: P
     try:
         deadline = time.monotonic() + 300
         while len(run.engine_processes("")) < 2:  # Python's own resource tracker, and the engine
-            assert run.process.poll() is None and time.monotonic() < deadline, run.text()
+            assert run.process.poll() is None, run.text()
+            assert time.monotonic() < deadline, run.text()
             time.sleep(0.1)
         run.process.terminate()
         assert run.process.wait(120) == 130, run.text()

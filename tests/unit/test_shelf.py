@@ -11,6 +11,7 @@ import torch
 
 from eyas.engines.probe import outside_envelope
 from eyas.errors import ContractError, EyasError
+from eyas.row_figures import measure_rows
 from eyas.stages.shelf import Shelf, check_states
 from eyas.stages.statistics import table_of
 from eyas.store.journal import read_journal
@@ -125,10 +126,17 @@ def with_other_tokens(item: HiddenStates) -> HiddenStates:
     return spoil(item, sample=sample)
 
 
+def measured(item: HiddenStates) -> HiddenStates:
+    """Return states as from an engine that measures their rows."""
+    return spoil(item, figures=(measure_rows(item.aux), measure_rows(item.last[:, None])[:, 0]))
+
+
+@pytest.mark.parametrize("made", [measured, lambda item: item], ids=["measured by the engine", "here"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda i: spoil(i, aux=i.aux * torch.tensor([1.0, 0.0])[:, None]), "aux layer number 1 is all zero"),
+        (lambda i: spoil(i, aux=i.aux[:, [0, 0]]), "aux layers number 0 and 1 hold the same states"),
         (lambda i: spoil(i, last=i.last / 0), "last states are not finite"),
         (with_nan, "aux states are not finite"),
         (lambda i: spoil(i, aux=i.aux * 1000), "aux layer number 0 has another magnitude"),
@@ -136,11 +144,34 @@ def with_other_tokens(item: HiddenStates) -> HiddenStates:
     ],
 )
 def test_a_shard_with_states_that_cannot_be_its_samples_is_never_written(
-    tmp_path: Path, spec: TargetSpec, change: Any, message: str
+    tmp_path: Path, spec: TargetSpec, change: Any, message: str, made: Any
 ) -> None:
     envelope = torch.tensor([[10.0, 12.0]] * 2)  # rows of width 128 and unit variance
     shelf = shelf_at(tmp_path, spec, envelope=envelope)
     with pytest.raises(ContractError, match=message):
-        put_all(shelf, [change(states(spec, 0)), states(spec, 1)])
+        put_all(shelf, [made(change(states(spec, 0))), states(spec, 1)])
     shelf.close()
     assert read_journal(tmp_path) == {}
+
+
+def test_what_the_engine_measured_gives_the_same_table(tmp_path: Path, spec: TargetSpec) -> None:
+    tables = []
+    for name, made in (("here", lambda item: item), ("engine", measured)):
+        shelf = shelf_at(tmp_path / name, spec)
+        put_all(shelf, [made(states(spec, i)) for i in range(len(SAMPLES))])
+        shelf.close()
+        tables.append(table_of(r.figures for r in read_journal(tmp_path / name).values()))
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("part", ["aux", "last"])
+@pytest.mark.parametrize("factor", [1.01, -1.0, 0.0, float("nan")])
+def test_states_that_changed_after_the_engine_measured_them_are_refused(
+    tmp_path: Path, spec: TargetSpec, part: str, factor: float
+) -> None:
+    whole = measured(states(spec, 0))
+    changed = spoil(whole, **{part: getattr(whole, part) * factor})
+    shelf = shelf_at(tmp_path, spec)
+    with pytest.raises(ContractError, match="s0: these are not the states that the engine measured"):
+        put_all(shelf, [changed, states(spec, 1)])
+    shelf.close()

@@ -53,8 +53,17 @@ def test_refuses_a_negative_token_id() -> None:
 
 def test_hidden_states_keep_of_last_exactly_the_supervised_rows() -> None:
     last = torch.arange(5.0)[:, None].expand(5, 4)
-    states = HiddenStates.select(sample("00111"), torch.zeros(5, 3, 4), last)
+    figures = torch.zeros(5, 3, 4), last
+    states = HiddenStates.select(sample("00111"), torch.zeros(5, 3, 4), last, figures)
     assert states.last[:, 0].tolist() == [2.0, 3.0]
+    assert states.figures is not None
+    assert states.figures[1][:, 0].tolist() == [2.0, 3.0]
+
+
+def test_figures_of_other_rows_are_refused() -> None:
+    figures = torch.zeros(5, 3, 4), torch.zeros(3, 4)
+    with pytest.raises(ContractError, match="sample s: figures of other rows"):
+        HiddenStates(sample("00111"), torch.zeros(5, 3, 4), torch.zeros(2, 4), figures)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,18 @@ states do is measured on samples computed alone; a sample that does much worse i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from eyas.errors import ContractError
 from eyas.store.shards import check_shape
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TargetSpec
+
+Floats = npt.NDArray[np.float32]
 
 # Samples computed alone to know what is usual, each of so many rows at least.
 NUM_CALIBRATING = 16
@@ -53,18 +57,20 @@ class LastCheck:
                 return cls(spec, teacher, max(least, 2 * max(shares)), against_all)
         return cls(spec, teacher, None)
 
-    def __call__(self, states: HiddenStates, aux_norms_TL: torch.Tensor, last_norms_R: torch.Tensor) -> None:
+    def __call__(self, states: HiddenStates, aux_norms_TL: Floats, last_norms_R: Floats) -> None:
         """Raises: ContractError for states of another shape, last states that are normed, an aux layer's, or
         not the sample's."""
         check_shape(states, self.spec)
         sample = states.sample
-        rows_TL = aux_norms_TL[torch.from_numpy(sample.supervised)]
+        rows_RL = aux_norms_TL[sample.supervised]
         for place, layer_id in enumerate(self.spec.aux_layer_ids):
-            if layer_id != self.spec.num_layers and torch.equal(rows_TL[:, place], last_norms_R):
+            if layer_id == self.spec.num_layers or not np.array_equal(rows_RL[:, place], last_norms_R):
+                continue
+            if torch.equal(states.aux[torch.from_numpy(sample.supervised), place], states.last):
                 raise ContractError(
                     f"sample {sample.sample_id}: the last states are those of layer {layer_id}"
                 )
-        if is_normed(states.last, self.teacher):
+        if self._is_normed(states.last):
             raise ContractError(
                 f"sample {sample.sample_id}: the last states are after the final norm",
                 hint="the teacher norms them itself; the engine must return the stream before the norm",
@@ -79,6 +85,25 @@ class LastCheck:
                 hint="the states are of another request, or shifted by a row",
             )
 
+    @cached_property
+    def _norm_weight(self) -> tuple[npt.NDArray[np.intp], Floats]:
+        """The final norm's weights that are not next to nothing, and their places."""
+        extra = 1.0 if self.teacher.norm_kind == "rms_one_plus" else 0.0
+        weight: Floats = (self.teacher.norm_weight.float() + extra).cpu().numpy()
+        used = np.flatnonzero(np.abs(weight) > 0.1 * np.median(np.abs(weight)))
+        return used, weight[used]
+
+    def _is_normed(self, last_RD: torch.Tensor) -> bool:
+        """Whether all rows have the root mean square that only the final norm gives them."""
+        used, weight = self._norm_weight
+        if len(last_RD) < _MIN_NORMED_ROWS or not len(used):
+            return False
+        for rows in (last_RD[:_MIN_NORMED_ROWS], last_RD):  # a few rows tell nearly always
+            rms = np.sqrt(np.square(rows.float().numpy()[:, used] / weight).mean(1))
+            if not (np.abs(rms - 1) < _NORMED).all():
+                return False
+        return True
+
 
 def count_misses(states: HiddenStates, teacher: TeacherHead, against_all: bool) -> tuple[int, int]:
     """Return in how many supervised rows the teacher prefers another token of the same answer to the one
@@ -90,29 +115,13 @@ def count_misses(states: HiddenStates, teacher: TeacherHead, against_all: bool) 
     ids = torch.from_numpy(sample.input_ids[positions[rows] + 1]).long()
     normed = teacher.normed(states.last[torch.from_numpy(rows)].to(teacher.head.dtype))
     # Each row's logits of all rows' tokens; a soft-cap and a scale do not change which is larger.
-    logits = normed.float() @ teacher.head[ids].float().T  # (n, n)
-    own = logits.diagonal()
-    other = torch.ones_like(logits, dtype=torch.bool)
+    logits = (normed.float() @ teacher.head[ids].float().T).numpy()  # (n, n)
+    tokens = ids.numpy()
+    other = tokens[:, None] != tokens
     if not against_all:
-        other = torch.eye(len(ids), dtype=torch.bool).roll(len(ids) // 2, 1)
-    other &= ids[:, None] != ids
-    better = (logits > own[:, None]) & other
+        other &= np.roll(np.eye(len(tokens), dtype=bool), len(tokens) // 2, axis=1)
+    better = (logits > logits.diagonal()[:, None]) & other
     return int(better.any(1).sum()), int(other.any(1).sum())
-
-
-def is_normed(last_RD: torch.Tensor, teacher: TeacherHead) -> bool:
-    """Whether all rows have the root mean square that only the final norm gives them."""
-    if len(last_RD) < _MIN_NORMED_ROWS:
-        return False
-    weight = teacher.norm_weight.float() + (1.0 if teacher.norm_kind == "rms_one_plus" else 0.0)
-    used = weight.abs() > 0.1 * weight.abs().median()
-    if not used.any():
-        return False
-    for rows in (last_RD[:_MIN_NORMED_ROWS], last_RD):  # a few rows tell nearly always
-        rms = (rows.float()[:, used] / weight[used]).square().mean(1).sqrt()
-        if not ((rms - 1).abs() < _NORMED).all():
-            return False
-    return True
 
 
 def _surprise(found: float, usual: float) -> float:

@@ -1,6 +1,7 @@
 """Between an engine and a store: states are checked as they come and whole shards written behind its back."""
 
 import functools
+import math
 import os
 import queue
 import threading
@@ -8,22 +9,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from eyas.errors import ContractError, EyasError
+from eyas.row_figures import NORM, measure_rows
 from eyas.stages.last_check import LastCheck
-from eyas.stages.statistics import LayerSums, figures_of, summarise
+from eyas.stages.statistics import LayerSums, figures_of
 from eyas.store.journal import ShardRecord
 from eyas.threads import tensor_pool
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
 Checked = tuple[LayerSums, LayerSums]  # aux, last
+Floats = npt.NDArray[np.float32]
 Check = Callable[[HiddenStates, TokenizedSample], Checked]
 
 _NUM_CHECKERS = min(3, os.cpu_count() or 1)  # more would wait for the interpreter, not for memory
 _NUM_WRITERS = 6
+# Of rows that an engine has measured every so many-th is measured again, up to rounding.
+_AGAIN = 16
+_ROUNDING = 1e-4
 
 
 class Writer(Protocol):
@@ -58,8 +66,9 @@ class Shelf:
 
     What is expected is what went through ``feed`` to the engine.
 
-    At most ``_NUM_WRITERS`` shards wait to be written; beyond that ``put`` blocks, and the engine with it.
-    ``blocked_s`` says how long, to see who waits for whom.
+    What waits to be checked and written takes at most ``_NUM_WRITERS`` times the memory of the largest
+    shard; beyond that ``put`` blocks, and the engine with it. ``blocked_s`` says how long, to see who waits
+    for whom.
     """
 
     def __init__(self, writer: Writer, check: Check, max_failures: int) -> None:
@@ -73,7 +82,8 @@ class Shelf:
         self._num_feeding = 0
         self._checkers = tensor_pool(_NUM_CHECKERS, "eyas-check")
         self._writers = tensor_pool(_NUM_WRITERS, "eyas-write")
-        self._room = threading.Semaphore(_NUM_WRITERS)
+        self._room = threading.Condition()
+        self._waiting_bytes = self._largest_bytes = 0
         self._writes: list[Future[None]] = []
 
     def feed(self, parts: Iterable[tuple[int, Sequence[TokenizedSample]]]) -> Iterator[TokenizedSample]:
@@ -124,12 +134,21 @@ class Shelf:
         self._checkers.shutdown(cancel_futures=True)
 
     def _write(self, number: int, shard: _Shard) -> None:
+        size = sum(s.aux.nbytes + s.last.nbytes for s in shard.states.values())
+        self._largest_bytes = max(self._largest_bytes, size)
         started = time.monotonic()
-        self._room.acquire()
+        with self._room:
+            self._room.wait_for(lambda: self._waiting_bytes + size <= _NUM_WRITERS * self._largest_bytes)
+            self._waiting_bytes += size
         self.blocked_s += time.monotonic() - started
         future = self._writers.submit(self._write_checked, number, shard)
-        future.add_done_callback(lambda _: self._room.release())
+        future.add_done_callback(lambda _: self._make_room(size))
         self._writes.append(future)
+
+    def _make_room(self, size: int) -> None:
+        with self._room:
+            self._waiting_bytes -= size
+            self._room.notify()
 
     def _write_checked(self, number: int, shard: _Shard) -> None:
         checked = [c.result() for c in shard.checks]
@@ -168,21 +187,22 @@ def check_states(
     """
     if not (states.sample.input_ids == sample.input_ids).all():
         raise ContractError(f"sample {sample.sample_id}: the engine echoed other token ids than it was sent")
-    aux_sums, norms = summarise(states.aux)
-    last_sums, last_norms = summarise(states.last[:, None])
-    sums = aux_sums, last_sums
+    rows = _figures_of(states)
+    width = states.last.shape[1]
+    sums = LayerSums.of(rows.aux, width), LayerSums.of(rows.last[:, None], width)
     for name, part in zip(("aux", "last"), sums, strict=True):
-        if not (part.low.isfinite() & part.high.isfinite()).all():
+        if not (np.isfinite(part.low) & np.isfinite(part.high)).all():
             raise ContractError(f"sample {sample.sample_id}: {name} states are not finite")
         empty = (part.low == 0) & (part.high == 0)
         if empty.any():
             raise ContractError(
-                f"sample {sample.sample_id}: {name} layer number {int(empty.nonzero()[0])} is all zero"
+                f"sample {sample.sample_id}: {name} layer number {int(empty.nonzero()[0][0])} is all zero"
             )
+    norms = rows.aux[..., NORM]
     _check_rows(states, norms)
     if last_check is not None:
-        last_check(states, norms, last_norms[:, 0])
-    layer = outside(norms)
+        last_check(states, norms, rows.last[:, NORM])
+    layer = outside(torch.from_numpy(norms))
     if layer is not None:
         raise ContractError(
             f"sample {sample.sample_id}: aux layer number {layer} has another magnitude than any probe sample"
@@ -190,24 +210,50 @@ def check_states(
     return sums
 
 
-def _check_rows(states: HiddenStates, norms_TL: torch.Tensor) -> None:
+class _Figures(NamedTuple):
+    """Of aux [T, A, 4] and last [R, 4]."""
+
+    aux: Floats
+    last: Floats
+
+
+def _figures_of(states: HiddenStates) -> _Figures:
+    """Return what the engine measured, after measuring some rows again, or measure all of them here."""
+    if states.figures is None:
+        return _Figures(measure_rows(states.aux).numpy(), measure_rows(states.last[:, None])[:, 0].numpy())
+    for part, figures in zip((states.aux, states.last[:, None]), states.figures, strict=True):
+        again = measure_rows(part[::_AGAIN]).numpy()
+        given = figures.view(len(part), -1, 4)[::_AGAIN].numpy()
+        with np.errstate(invalid="ignore"):  # infinities are for another check to refuse
+            # Least and largest values are exact; sums come from another order.
+            rounding = _ROUNDING * again[..., NORM:] * [0, 0, math.sqrt(part.shape[-1]), 1]
+            close = np.abs(again - given) <= rounding
+        if not (close | (again == given) | (np.isnan(again) & np.isnan(given))).all():
+            raise ContractError(
+                f"sample {states.sample.sample_id}: these are not the states that the engine measured",
+                hint="they were changed between its memory and here: run the same command again",
+            )
+    return _Figures(*(figures.numpy() for figures in states.figures))
+
+
+def _check_rows(states: HiddenStates, norms_TL: Floats) -> None:
     """Refuse copied layers, rows that were never filled, and rows of another token."""
     sample = states.sample
     num_layers = norms_TL.shape[1]
     for a in range(num_layers):
         for b in range(a):
-            # Norms are equal for all rows only where the states are.
-            if len(sample) > 1 and torch.equal(norms_TL[:, a], norms_TL[:, b]):
+            same_norms = len(sample) > 1 and np.array_equal(norms_TL[:, a], norms_TL[:, b])
+            if same_norms and torch.equal(states.aux[:, a], states.aux[:, b]):
                 raise ContractError(
                     f"sample {sample.sample_id}: aux layers number {b} and {a} hold the same states"
                 )
     empty = (norms_TL == 0).all(1)
     if empty.any():
-        raise ContractError(f"sample {sample.sample_id}: row {int(empty.nonzero()[0])} is all zero")
+        raise ContractError(f"sample {sample.sample_id}: row {int(empty.nonzero()[0][0])} is all zero")
     # Equal tokens may well have equal states, where nothing but they came before.
-    differ = torch.from_numpy(sample.input_ids[1:] != sample.input_ids[:-1])
+    differ = sample.input_ids[1:] != sample.input_ids[:-1]
     same = (norms_TL[1:] == norms_TL[:-1]).all(1) & differ
-    for row in same.nonzero().flatten().tolist():
+    for row in same.nonzero()[0].tolist():
         if torch.equal(states.aux[row], states.aux[row + 1]):
             raise ContractError(
                 f"sample {sample.sample_id}: rows {row} and {row + 1} of different tokens are the same",

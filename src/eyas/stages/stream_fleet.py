@@ -210,4 +210,5 @@ def _received(
 ) -> HiddenStates:
     """Copy a sample out of the object store, so that its place there is free."""
     dtype = getattr(torch, context.spec.dtype)
-    return HiddenStates(sample, *(torch.from_numpy(x.copy()).view(dtype) for x in (aux, last)))
+    states = [torch.from_numpy(part.copy()).view(dtype) for part in (aux, last)]
+    return HiddenStates(sample, states[0], states[1])

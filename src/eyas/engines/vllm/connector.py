@@ -5,6 +5,7 @@ copies through CUDA streams only, logs a failed write and goes on, and has no ch
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -114,8 +115,8 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         slots = (blocks * self._block_size + torch.arange(self._block_size)).flatten()[:num_tokens]
         if not cache.is_cuda:
             states = stock.extract_from_kv_cache(cache, slots, num_tokens)
-            staged = StagedStates.split(states, pending.token_ids, self._layer_ids)
-            self._executor.submit(self._write, path, staged, lambda: None)
+            make = functools.partial(StagedStates.split, states, pending.token_ids, self._layer_ids)
+            self._executor.submit(self._write, path, make)
             return lambda: True
         stream = self._get_copy_stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -124,16 +125,25 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
             on_device_slots = slots.pin_memory().to(cache.device, non_blocking=True)
             states = stock.extract_from_kv_cache(cache, on_device_slots, num_tokens)
             on_device = StagedStates.split(states, pending.token_ids, self._layer_ids)
-            lower, last = _to_pinned(on_device.lower), _to_pinned(on_device.last)
+            staged = dataclasses.replace(
+                on_device,
+                lower=_to_pinned(on_device.lower),
+                last=_to_pinned(on_device.last),
+                figures=_to_pinned(on_device.figures),
+            )
         event = torch.cuda.Event(blocking=True)  # threads that spin would take the cores of those that write
         event.record(stream)
-        staged = dataclasses.replace(on_device, lower=lower, last=last)
-        self._executor.submit(self._write, path, staged, event.synchronize)
+
+        def wait() -> StagedStates:
+            event.synchronize()
+            return staged
+
+        self._executor.submit(self._write, path, wait)
         return event.query
 
-    def _write(self, path: Path, staged: StagedStates, wait: Callable[[], None]) -> None:
+    def _write(self, path: Path, make: Callable[[], StagedStates]) -> None:
         try:
-            wait()
+            staged = make()
             if path.name.startswith(WITNESS_PREFIX):
                 write_digests(path, self._rank, layer_digests(staged.states))
             if self._rank == 0:

@@ -192,7 +192,8 @@ class VllmEngine:
                         open_requests[self._submit(session, ahead, witness)] = ahead
                         tokens_in_flight += len(ahead)
                         ahead = next(waiting, None)
-                    if open_requests:
+                    # States that are there are not kept waiting for the engine's next step.
+                    if open_requests and (not reading or session.has_output()):
                         for done in session.finished():
                             sample = open_requests.pop(done.name)
                             reading.add(pool.submit(self._read, session, sample, done, witness, stop))
@@ -253,14 +254,17 @@ class VllmEngine:
             raise ContractError("the worker captured other token ids than it was sent")
         spec = self.spec
         shape = (len(sample), len(layer_ids) - 1, spec.hidden_size)
-        lower, last = staged.lower, staged.last
+        lower, last, figures = staged.lower, staged.last, staged.figures
         if tuple(lower.shape) != shape or str(lower.dtype) != f"torch.{spec.dtype}":
             raise ContractError(
                 f"the worker wrote {tuple(lower.shape)} {lower.dtype}, expected {shape} {spec.dtype}"
             )
         # The last layer is captured beside the aux layers, unless it is one of them.
-        aux = lower if len(layer_ids) > spec.num_aux_layers else torch.cat([lower, last[:, None]], dim=1)
-        states = HiddenStates.select(sample, aux, last)
+        if len(layer_ids) > spec.num_aux_layers:
+            aux, of_aux = lower, figures[:, :-1]
+        else:
+            aux, of_aux = torch.cat([lower, last[:, None]], dim=1), figures
+        states = HiddenStates.select(sample, aux, last, (of_aux, figures[:, -1]))
         if not witness:
             return states
         ranks = range(session.num_ranks)

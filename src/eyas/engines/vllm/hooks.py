@@ -23,6 +23,7 @@ from eyas.engines.vllm.staging import (
     write_error,
     write_states,
 )
+from eyas.row_figures import measure_rows
 
 
 @dataclass
@@ -30,6 +31,7 @@ class _Request:
     """The rows captured of one prompt so far."""
 
     states: torch.Tensor  # (T, L, D)
+    figures: torch.Tensor  # (T, L, 4)
     filled: torch.Tensor  # (T,)
 
 
@@ -115,14 +117,17 @@ class StreamHooks:
                 self._refuse(req_id, reason)
             return
         states = torch.stack([self._seen[i] for i in self.layer_ids], dim=1)  # (tokens, L, D)
+        figures = measure_rows(states)
         start = 0
         for place, req_id in enumerate(batch.req_ids):
             num_rows = num_scheduled[req_id]
             first = int(batch.num_computed_tokens_cpu[place])
-            self._take(req_id, first, slice(start, start + num_rows), states)
+            self._take(req_id, first, slice(start, start + num_rows), states, figures)
             start += num_rows
 
-    def _take(self, req_id: str, first: int, rows: slice, states: torch.Tensor) -> None:
+    def _take(
+        self, req_id: str, first: int, rows: slice, states: torch.Tensor, figures: torch.Tensor
+    ) -> None:
         """Put the rows of one request's chunk where they belong; write it out when it is whole."""
         state = self.runner.requests[req_id]
         prompt = torch.tensor(state.prompt_token_ids)
@@ -136,12 +141,14 @@ class StreamHooks:
             return
         request = self._open.get(req_id)
         if request is None:
-            shape = (len(prompt), *states.shape[1:])
             request = _Request(
-                torch.empty(shape, dtype=states.dtype), torch.zeros(len(prompt), dtype=torch.bool)
+                torch.empty(len(prompt), *states.shape[1:], dtype=states.dtype),
+                torch.empty(len(prompt), *figures.shape[1:]),
+                torch.zeros(len(prompt), dtype=torch.bool),
             )
             self._open[req_id] = request
         request.states[first:stop] = states[rows].cpu()
+        request.figures[first:stop] = figures[rows].cpu()
         request.filled[first:stop] = True
         if stop == len(prompt):
             self._finish(req_id, request, prompt)
@@ -167,7 +174,7 @@ class StreamHooks:
         self._written.add(req_id)
         del self._open[req_id]
         try:
-            staged = StagedStates.split(request.states, prompt, self.layer_ids)
+            staged = StagedStates.split(request.states, prompt, self.layer_ids, request.figures)
             if self.runner.requests[req_id].sampling_params.extra_args.get(WITNESS_KEY):
                 write_digests(path, self.rank, layer_digests(request.states))
             if self.rank == 0:

@@ -64,6 +64,10 @@ class ServerSession:
         """Ask for one prompt's states, in a file of that name and our mark."""
         self._open.add(self._pool.submit(self._ask, name, list(token_ids), witness))
 
+    def has_output(self) -> bool:
+        """Whether ``finished`` would return at once."""
+        return any(future.done() for future in self._open)
+
     def finished(self) -> list[Finished]:
         """Wait for answers and return them. Raises: EyasError when the server is gone."""
         done, self._open = wait(self._open, timeout=1.0, return_when=FIRST_COMPLETED)

@@ -77,6 +77,10 @@ class Session:
         )
         self.engine.add_request(name, {"prompt_token_ids": list(token_ids)}, params)
 
+    def has_output(self) -> bool:
+        """Whether ``finished`` returns at once; an engine in this process works only while it is asked."""
+        return self.plan.in_process or not self.engine.engine_core.outputs_queue.empty()
+
     def finished(self) -> list[Finished]:
         """Let the engine work, and return the prompts that are computed; their files are on the way."""
         done = []

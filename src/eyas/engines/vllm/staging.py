@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from eyas.errors import ContractError
+from eyas.row_figures import measure_rows
 from eyas.tensorfile import checksum, map_tensors, write_tensors
 
 # Keys of a request's extra arguments: the name of its file, and whether every rank checksums its states.
@@ -68,20 +69,28 @@ class Finished:
 class StagedStates:
     """What a worker wrote for one request of T tokens, layers ascending.
 
-    Shapes: lower [T, L - 1, D], all layers but the last; last [T, D]; token_ids [T]; layer_ids of all L.
+    Shapes: lower [T, L - 1, D], all layers but the last; last [T, D]; figures [T, L, 4], those of
+    ``eyas.row_figures``; token_ids [T]; layer_ids of all L.
     """
 
     lower: torch.Tensor
     last: torch.Tensor
+    figures: torch.Tensor
     token_ids: torch.Tensor
     layer_ids: tuple[int, ...]
 
     @classmethod
     def split(
-        cls, states_TLD: torch.Tensor, token_ids: torch.Tensor, layer_ids: tuple[int, ...]
+        cls,
+        states_TLD: torch.Tensor,
+        token_ids: torch.Tensor,
+        layer_ids: tuple[int, ...],
+        figures: torch.Tensor | None = None,
     ) -> "StagedStates":
-        """Part the states as shards want them; on a GPU this is where copying costs least."""
-        return cls(states_TLD[:, :-1].contiguous(), states_TLD[:, -1].contiguous(), token_ids, layer_ids)
+        """Measure the states, unless that is done, and part them as shards want them; best on a GPU."""
+        lower, last = states_TLD[:, :-1].contiguous(), states_TLD[:, -1].contiguous()
+        figures = measure_rows(states_TLD) if figures is None else figures
+        return cls(lower, last, figures, token_ids, layer_ids)
 
     @property
     def states(self) -> torch.Tensor:
@@ -96,7 +105,12 @@ def layer_digests(states_TLD: torch.Tensor) -> tuple[str, ...]:
 
 def write_states(path: Path, staged: StagedStates) -> None:
     """Write ``staged`` under a name beside ``path`` and rename it: a file of that name is whole."""
-    parts = {"token_ids": [staged.token_ids.to(torch.int64)], "lower": [staged.lower], "last": [staged.last]}
+    parts = {
+        "token_ids": [staged.token_ids.to(torch.int64)],
+        "figures": [staged.figures],
+        "lower": [staged.lower],
+        "last": [staged.last],
+    }
     metadata = {
         "checksum": checksum(part for (part,) in parts.values()),
         "layer_ids": json.dumps(staged.layer_ids),
@@ -150,18 +164,18 @@ def take_states(path: Path, timeout_s: float, stop: threading.Event) -> StagedSt
     _await(path, timeout_s, stop, _error_path(path))
     try:
         tensors, metadata, mapped = map_tensors(path)
-        lower, last, token_ids = (tensors[name] for name in ("lower", "last", "token_ids"))
+        token_ids, figures, lower, last = (tensors[n] for n in ("token_ids", "figures", "lower", "last"))
         written, layer_ids = metadata["checksum"], tuple(json.loads(metadata["layer_ids"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ContractError(f"{path} is damaged: {error}") from None
-    if checksum([token_ids, lower, last]) != written:
+    if checksum([token_ids, figures, lower, last]) != written:
         raise ContractError(f"{path} is damaged: its checksum is not the one the worker wrote")
     spare = path.parent / _SPARE
     if len(mapped) >= _MIN_SPARE and spare.is_dir():
         weakref.finalize(mapped, _set_aside, path, spare / path.name).atexit = False
     else:
         path.unlink()
-    return StagedStates(lower, last, token_ids, layer_ids)
+    return StagedStates(lower, last, figures, token_ids, layer_ids)
 
 
 def _set_aside(path: Path, spare: Path) -> None:
