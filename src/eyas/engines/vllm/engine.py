@@ -199,7 +199,7 @@ class VllmEngine:
                             reading.add(pool.submit(self._read, session, sample, done, witness, stop))
                     elif reading:
                         session.nudge()
-                        wait(reading, timeout=0.002, return_when=FIRST_COMPLETED)
+                        wait(reading, timeout=0.01, return_when=FIRST_COMPLETED)
                     for future in [f for f in reading if f.done()]:
                         reading.remove(future)
                         read = future.result()
