@@ -287,7 +287,7 @@ def rate(options: argparse.Namespace, scratch: Path) -> None:
     if options.arch in EXPERTS:
         config[EXPERTS[options.arch]] = options.experts or min(64, num_experts_of(config))
     if "routed_scaling_factor" in config:
-        # vLLM's dummy weights are so small that experts would leave the stream as it is, and all layers equal.
+        # Dummy weights are so small that experts would leave the stream as it is, and all layers equal.
         config["routed_scaling_factor"] = 1e8
     smallest = min(options.tp)
     room = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 1 << 30
