@@ -54,14 +54,26 @@ def test_vllm_agrees_with_prediction_and_decoding_here(
 ) -> None:
     from eyas.engines.vllm import decoder
 
-    monkeypatch.setattr(
-        decoder, "VllmDecoder", functools.partial(decoder.VllmDecoder, in_process=True)
-    )  # a process less
+    in_process = functools.partial(decoder.VllmDecoder, in_process=True)  # a process less
+    started: list[int] = []
+
+    def start(*arguments: Any, **settings: Any) -> Any:
+        started.append(settings["num_draft_tokens"])
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        return in_process(*arguments, **settings)
+
+    monkeypatch.setattr(decoder, "VllmDecoder", start)
     turns = [["the quick fox", "and then?"], ["a lazy dog"], ["users ask"]]
     rows = [{"suite": "s", "id": str(i), "category": "ab"[i % 2], "turns": t} for i, t in enumerate(turns)]
     bench = write_jsonl(tmp_path / "bench.jsonl", rows)
-    screen = eyas("run", "-c", run_file, "evaluate.engine=vllm", f"evaluate.benchmarks=[{bench}]", "--fresh")
+    words = ["run", "-c", run_file, "evaluate.engine=vllm", f"evaluate.benchmarks=[{bench}]"]
+    screen = eyas(*words, "--fresh")
+    assert screen.code == 130, screen.err
+    screen = eyas(*words)
     assert screen.code == 0, screen.err
+    assert "with K = 2 it was measured before" in screen.err
+    assert started == [2, 0, 0]  # what was measured before the interruption was not measured again
     report = report_of(run_file)
     served = report["served"]
 
@@ -78,6 +90,7 @@ def test_vllm_agrees_with_prediction_and_decoding_here(
     assert groups == {("held out", "all"): 4, ("s", "a"): 3, ("s", "b"): 1}
 
     folder = run_file.parent / "run" / "evaluation"
+    assert not (folder / "so-far.json").exists()
     table = list(csv.DictReader((folder / "serving.csv").open()))
     assert [float(row["tokens_per_s"]) for row in table] == [p["tokens_per_s"] for p in served["points"]]
     assert {"acceptance_length_low", "acceptance_rate_1", "acceptance_rate_2"} <= set(table[0])

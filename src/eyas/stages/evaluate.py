@@ -23,6 +23,7 @@ from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
 from eyas.stages.examples import examples_of
 from eyas.stages.export import is_whole
+from eyas.stages.measured import SO_FAR
 from eyas.stages.served import measure_served, served_figures
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
@@ -76,6 +77,7 @@ def evaluate(context: RunContext) -> None:
     _check_lossless(report["differences"], context.spec.dtype)
     _check_agreement(served, context.spec.dtype)
     finish(context, "evaluate", fingerprint(report["acceptance"]), report=report)
+    (folder / SO_FAR).unlink(missing_ok=True)
     if here is not None:
         say(
             f"evaluate: {report['identical']} of {len(prompts)} answers are the target's own, token for token"

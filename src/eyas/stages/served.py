@@ -6,10 +6,10 @@ earlier answers. The target alone is measured under the same conditions.
 
 import dataclasses
 import importlib.metadata
+import platform
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -24,30 +24,12 @@ from eyas.evaluate.lossless import NEAR_TIE, FirstDifference, first_difference
 from eyas.evaluate.served import ServingPoint, diagnose, recommend, with_speed_up
 from eyas.progress import say
 from eyas.stages.context import RunContext
+from eyas.stages.measured import SO_FAR, Group, Measured
 from eyas.stages.prepare import answer_slots, new_renderer
 from eyas.train.metrics import Acceptance
 from eyas.types import Conversation, Message
 
 HELD_OUT = "held out"
-
-
-@dataclass
-class _Group:
-    """Prompts of one suite and category; ``dialogues`` become prompts as the target answers them."""
-
-    suite: str
-    category: str
-    prompts: list[Prompt] = field(default_factory=list)
-    dialogues: list[Conversation] = field(default_factory=list)
-
-
-@dataclass
-class _Measured:
-    points: list[ServingPoint] = field(default_factory=list)
-    categories: list[dict[str, Any]] = field(default_factory=list)
-    # Greedy answers by concurrency: of the target alone, and of each K.
-    alone: dict[int, Served] = field(default_factory=dict)
-    drafted: dict[tuple[int, int], Served] = field(default_factory=dict)
 
 
 def measure_served(
@@ -60,17 +42,23 @@ def measure_served(
     Raises: UserError before the first engine starts when something cannot be measured.
     """
     settings = context.config.evaluate
-    groups = [_Group(HELD_OUT, "all", list(held_out)), *_benchmark_groups(context)]
-    measured = _Measured()
-    left_out = 0
+    so_far, conditions = context.folder("evaluate") / SO_FAR, _conditions(context)
+    measured = Measured.load(so_far, conditions)
+    if measured is None:
+        measured = Measured([Group(HELD_OUT, "all", list(held_out)), *_benchmark_groups(context)])
+    else:
+        say(f"evaluate: with K = {', '.join(map(str, measured.done))} it was measured before")
     differences: list[FirstDifference] = []
-    for k, decoder in _decoders(context, groups):
+    for k, decoder in _decoders(context, measured):
         with closing(decoder):
-            if any(group.dialogues for group in groups):
-                left_out += _answer_turns(context, decoder, groups)
-            _measure(context, decoder, k, groups, measured)
+            if any(group.dialogues for group in measured.groups):
+                measured.left_out += _answer_turns(context, decoder, measured.groups)
+            _measure(context, decoder, k, measured)
             if not k:
-                differences = _differences(groups, measured, here, decoder)
+                differences = _differences(measured, here, decoder)
+        if k:
+            measured.done.append(k)
+            measured.save(so_far, conditions)
     length = next(
         c["acceptance_length"]
         for c in measured.categories
@@ -85,12 +73,12 @@ def measure_served(
     )
     return {
         "engine": settings.endpoint or f"vllm {_vllm_version()}",
-        "num_prompts": sum(len(g.prompts) for g in groups),
-        "left_out": left_out,
+        "num_prompts": len(measured.prompts),
+        "left_out": measured.left_out,
         "points": [dataclasses.asdict(p) for p in points],
         "categories": measured.categories,
         "lossless": {
-            "compared": sum(len(s.answers) for s in measured.drafted.values()) if measured.alone else
+            "compared": sum(len(answers) for answers in measured.drafted.values()) if measured.alone else
             len(held_out) * bool(here),
             "identical_held_out": len({p.prompt_id for p in held_out} - {d.prompt_id for d in differences}),
             "differences": [vars(d) for d in differences],
@@ -119,18 +107,27 @@ def served_figures(served: dict[str, Any], num_draft_tokens: int) -> dict[str, A
     }
 
 
-def _benchmark_groups(context: RunContext) -> Iterator[_Group]:
+def _conditions(context: RunContext) -> dict[str, Any]:
+    """Return what figures depend on besides the stage's inputs."""
+    return {
+        "vllm": _vllm_version(),
+        "settings": context.config.vllm.model_dump(mode="json"),
+        "machine": platform.node(),
+    }
+
+
+def _benchmark_groups(context: RunContext) -> Iterator[Group]:
     settings = context.config.evaluate
-    groups: dict[tuple[str, str], _Group] = {}
+    groups: dict[tuple[str, str], Group] = {}
     for name in settings.benchmarks:
         for prompt in read_benchmark(name, settings.num_prompts, context.config.data.role_map):
             key = prompt.suite, prompt.category
-            groups.setdefault(key, _Group(*key)).dialogues.append(prompt.conversation)
+            groups.setdefault(key, Group(*key)).dialogues.append(prompt.conversation)
     yield from groups.values()
 
 
-def _decoders(context: RunContext, groups: Sequence[_Group]) -> Iterator[tuple[int | None, Decoder]]:
-    """Start one engine after the other, the target alone as the last; or take the server there is."""
+def _decoders(context: RunContext, measured: Measured) -> Iterator[tuple[int | None, Decoder]]:
+    """Start those engines that are not done, the target alone last; or take the server there is."""
     settings, spec = context.config.evaluate, context.spec
     if settings.endpoint:
         yield (
@@ -144,9 +141,10 @@ def _decoders(context: RunContext, groups: Sequence[_Group]) -> Iterator[tuple[i
             ),
         )
         return
-    for k in (*sorted({settings.num_draft_tokens, *settings.further_draft_tokens}), 0):
+    wanted = {settings.num_draft_tokens, *settings.further_draft_tokens} - set(measured.done)
+    for k in (*sorted(wanted), 0):
         say(f"evaluate: starting vLLM with {f'the draft, K = {k}' if k else 'the target alone'}")
-        yield k, _start_vllm(context, k, _max_length(context, groups))
+        yield k, _start_vllm(context, k, _max_length(context, measured.groups))
 
 
 def _start_vllm(context: RunContext, k: int, max_length: int) -> Any:
@@ -164,7 +162,7 @@ def _start_vllm(context: RunContext, k: int, max_length: int) -> Any:
     )
 
 
-def _max_length(context: RunContext, groups: Sequence[_Group]) -> int:
+def _max_length(context: RunContext, groups: Sequence[Group]) -> int:
     """Return room for the longest prompt with its answer; dialogues grow by an answer a turn."""
     limit, most = context.config.evaluate.max_new_tokens, context.spec.max_position_embeddings
     renderer = new_renderer(context)
@@ -177,7 +175,7 @@ def _max_length(context: RunContext, groups: Sequence[_Group]) -> int:
     return min(longest + 16, most)
 
 
-def _answer_turns(context: RunContext, decoder: Decoder, groups: Sequence[_Group]) -> int:
+def _answer_turns(context: RunContext, decoder: Decoder, groups: Sequence[Group]) -> int:
     """Turn dialogues into prompts, each on the target's greedy answers so far; return how many do not fit."""
     settings, renderer = context.config.evaluate, new_renderer(context)
     room = context.spec.max_position_embeddings - settings.max_new_tokens
@@ -185,7 +183,7 @@ def _answer_turns(context: RunContext, decoder: Decoder, groups: Sequence[_Group
     left_out = 0
     open_dialogues = [(g, d, 0) for g in groups for d in g.dialogues]
     while open_dialogues:
-        asked: list[tuple[_Group, Conversation, int, Prompt]] = []
+        asked: list[tuple[Group, Conversation, int, Prompt]] = []
         for group, dialogue, turn in open_dialogues:
             slot = answer_slots(dialogue)[turn]
             prompt_id = f"{group.suite}/{dialogue.conversation_id}/{turn}"
@@ -213,11 +211,8 @@ def _answer_turns(context: RunContext, decoder: Decoder, groups: Sequence[_Group
     return left_out
 
 
-def _measure(
-    context: RunContext, decoder: Decoder, k: int | None, groups: Sequence[_Group], measured: _Measured
-) -> None:
-    settings = context.config.evaluate
-    prompts = [p for g in groups for p in g.prompts]
+def _measure(context: RunContext, decoder: Decoder, k: int | None, measured: Measured) -> None:
+    settings, prompts = context.config.evaluate, measured.prompts
     sweep = [c for c in sorted(set(settings.concurrency)) if c <= len(prompts)] or [len(prompts)]
     seed = context.config.seed
     for concurrency in (sweep[-1], 1):  # warm-up
@@ -234,12 +229,13 @@ def _measure(
             rate = f"{point.tokens_per_s:,.0f} tokens/s"
             say(f"  K = {name}, temperature {temperature:g}, {concurrency} at a time: {rate}")
             if temperature == 0:
+                answers = {name: tuple(answer.token_ids) for name, answer in served.answers.items()}
                 if k == 0:
-                    measured.alone[concurrency] = served
+                    measured.alone[concurrency] = answers
                 else:
-                    measured.drafted[drafted, concurrency] = served
+                    measured.drafted[drafted, concurrency] = answers
         if drafted:
-            for group in groups:
+            for group in measured.groups:
                 point, _ = _point(decoder, drafted, group.prompts, sweep[-1], sampling)
                 kept = {key: vars(point)[key] for key in _CATEGORY_KEYS}
                 measured.categories.append({"suite": group.suite, "category": group.category, **kept})
@@ -286,26 +282,24 @@ def _point(
     )
 
 
-def _differences(
-    groups: Sequence[_Group], measured: _Measured, here: dict[str, Decoded] | None, target: Any
-) -> list[FirstDifference]:
+def _differences(measured: Measured, here: dict[str, Decoded] | None, target: Any) -> list[FirstDifference]:
     """Return where answers with the draft part from the target's own, with how near a tie that was.
 
     The engine's own ``target`` judges; of a server that has only the draft, the target in this process does.
     """
-    prompts = {p.prompt_id: p for g in groups for p in g.prompts}
+    prompts = {p.prompt_id: p for p in measured.prompts}
     found: dict[FirstDifference, list[int]] = {}  # with the tokens up to it
-    for (_, concurrency), served in measured.drafted.items():
+    for (_, concurrency), answers in measured.drafted.items():
         alone = measured.alone.get(concurrency)
-        for prompt_id, answer in served.answers.items():
+        for prompt_id, answer in answers.items():
             if alone is not None:
-                expected = list(alone.answers[prompt_id].token_ids)
+                expected = list(alone[prompt_id])
                 gaps = [float("inf")] * len(expected)
             elif here is not None and prompt_id in here:
                 expected, gaps = here[prompt_id].token_ids, here[prompt_id].gaps
             else:
                 continue
-            difference = first_difference(prompt_id, expected, answer.token_ids, gaps)
+            difference = first_difference(prompt_id, expected, answer, gaps)
             if difference:
                 found[difference] = [*prompts[prompt_id].token_ids, *expected[: difference.position]]
     if not found or not measured.alone:
@@ -324,7 +318,7 @@ def _with_gap(difference: FirstDifference, logprobs: dict[int, float]) -> FirstD
 
 
 def _same_text(
-    measured: _Measured, here: dict[str, Decoded] | None, held_out: Sequence[Prompt], dtype: str
+    measured: Measured, here: dict[str, Decoded] | None, held_out: Sequence[Prompt], dtype: str
 ) -> bool | None:
     """Whether the engine's target alone writes what the one here does, up to near-ties; None if unknown."""
     if here is None or not measured.alone:
@@ -332,9 +326,7 @@ def _same_text(
     alone = next(iter(measured.alone.values()))
     for prompt in held_out:
         ours = here[prompt.prompt_id]
-        difference = first_difference(
-            prompt.prompt_id, ours.token_ids, alone.answers[prompt.prompt_id].token_ids, ours.gaps
-        )
+        difference = first_difference(prompt.prompt_id, ours.token_ids, alone[prompt.prompt_id], ours.gaps)
         if difference and difference.gap > NEAR_TIE[dtype]:
             return False
     return True
