@@ -50,7 +50,7 @@ def main() -> None:
             "target": options.arch if options.target is None else target.name,
             "held_out_s": round(held_out_s, 1),
             "train_s": round(train_s, 1),
-            **{key: value for key, value in record["stream"].items() if not isinstance(value, dict)},
+            **record["stream"],
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
             "date": time.strftime("%Y-%m-%d"),
         }
@@ -64,8 +64,10 @@ def halves(num_gpus: int) -> tuple[list[int], list[int]]:
 
 
 def environment(gpus: list[int]) -> dict[str, str]:
-    shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
-    return os.environ | shown | {"RAY_USAGE_STATS_ENABLED": "0"}
+    shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "RAY_USAGE_STATS_ENABLED": "0"}
+    if (Path.home() / ".ray" / "auth_token").is_file():  # or the cluster would ask for what nobody shows
+        shown["RAY_AUTH_MODE"] = "token"
+    return os.environ | shown
 
 
 @contextlib.contextmanager
@@ -73,6 +75,8 @@ def cluster(gpus: list[int], port: int) -> Iterator[None]:
     """A Ray cluster of this machine alone, with these GPUs."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
     command += [f"--port={port}", f"--num-gpus={len(gpus)}", "--include-dashboard=false"]
+    if answers(port):
+        raise RuntimeError(f"somebody listens on port {port}; name another with --port")
     head = subprocess.Popen(command, env=environment(gpus), stdout=subprocess.DEVNULL)
     try:
         while not answers(port):
@@ -82,7 +86,8 @@ def cluster(gpus: list[int], port: int) -> Iterator[None]:
         yield
     finally:
         head.terminate()
-        head.wait(60)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            head.wait(60)
 
 
 def answers(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""A cluster that ``ray start`` made is joined, whether it asks for a token or not."""
+"""A cluster that ``ray start`` made is joined; where it asks for a token, the hint says how to show it."""
 
 import os
 import subprocess
@@ -16,15 +16,20 @@ JOIN = """
 import sys
 from eyas.scale.cluster import cluster
 
-with cluster(sys.argv[1], 0):
-    import ray
+from eyas.errors import UserError
 
-    print(ray.cluster_resources()["CPU"])
+try:
+    with cluster(sys.argv[1], 0):
+        import ray
+
+        print(ray.cluster_resources()["CPU"])
+except UserError as error:
+    sys.exit(error.hint)
 """
 
 
 @pytest.mark.parametrize("has_token", [True, False], ids=["token", "no token"])
-def test_a_started_cluster_is_joined(tmp_path: Path, has_token: bool) -> None:
+def test_a_started_cluster_is_joined_or_says_what_it_asks_for(tmp_path: Path, has_token: bool) -> None:
     if has_token:  # as a cluster of an earlier run leaves it
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text("0123456789abcdef0123456789abcdef")
@@ -40,15 +45,21 @@ def test_a_started_cluster_is_joined(tmp_path: Path, has_token: bool) -> None:
         assert head.poll() is None, (tmp_path / "log").read_text()
         return "Ray runtime started" in (tmp_path / "log").read_text()
 
-    try:
-        wait_until(is_up, every_s=0.5)
-        joined = subprocess.run(
+    def join(**further: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, "-c", JOIN, f"127.0.0.1:{port}"],
-            env=environment,
+            env=environment | further,
             capture_output=True,
             text=True,
             timeout=300,
         )
+
+    try:
+        wait_until(is_up, every_s=0.5)
+        joined = join()
+        if "Token authentication is enabled" in (tmp_path / "log").read_text():  # Ray 2.59 and newer
+            assert "set RAY_AUTH_MODE=token and have the head's ~/.ray/auth_token" in joined.stderr
+            joined = join(RAY_AUTH_MODE="token")
         assert joined.returncode == 0, joined.stderr[-2000:]
         assert joined.stdout.split()[-1] == "3.0"
     finally:

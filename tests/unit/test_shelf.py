@@ -175,3 +175,15 @@ def test_states_that_changed_after_the_engine_measured_them_are_refused(
     with pytest.raises(ContractError, match="s0: these are not the states that the engine measured"):
         put_all(shelf, [changed, states(spec, 1)])
     shelf.close()
+
+
+@pytest.mark.parametrize("row", [0, 16, 99])
+def test_of_many_rows_the_ends_are_measured_again(spec: TargetSpec, row: int) -> None:
+    (sample,) = mixed_samples([100])
+    full = torch.randn(100, 3, spec.hidden_size)
+    whole = measured(HiddenStates.select(sample, full[:, :2], full[:, 2]))
+    aux = whole.aux.clone()
+    aux[row, 0] += 1
+    with pytest.raises(ContractError, match="not the states that the engine measured"):
+        check_states(spoil(whole, aux=aux), sample, lambda norms: None)
+    check_states(whole, sample, lambda norms: None)

@@ -15,7 +15,7 @@ import torch
 
 from eyas.engines.vllm import remote
 from eyas.engines.vllm.engine import VllmEngine
-from eyas.engines.vllm.staging import StagedStates, layer_digests, write_digests, write_states
+from eyas.engines.vllm.staging import STAGING_FORMAT, StagedStates, layer_digests, write_digests, write_states
 from eyas.errors import EyasError, UserError
 from eyas.types import Failure, HiddenStates, TargetSpec
 from vllm_cases import make_model, mixed_samples, spec_of_model
@@ -36,6 +36,7 @@ class Server:
         self.status = 200
         self.facts: dict[str, Any] = {
             "vllm": "0.32.0",
+            "staging": STAGING_FORMAT,
             "layer_ids": [1, 2, 4],
             "num_layers": 4,
             "hidden_size": spec.hidden_size,
@@ -239,6 +240,16 @@ def test_a_server_of_a_version_that_gives_wrong_states(
         model,
         f"the server at {{url}} is vLLM {trouble}",
         f"restart it with {SHOWN}, under a newer vLLM",
+    )
+
+
+def test_a_server_that_another_eyas_started(server: Server, model: Path) -> None:
+    server.facts |= {"staging": 1}
+    refused(
+        server,
+        model,
+        "the server at {url} was started by another version of eyas",
+        f"restart it with {SHOWN}",
     )
 
 

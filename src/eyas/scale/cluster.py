@@ -7,13 +7,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 from eyas.config.schema import FleetSettings
 from eyas.errors import UserError
 
 _AUTH_MODE = "RAY_AUTH_MODE"
+# By default ray start --head asks for a token where one lies, and who joins shows it only when told to.
+_TOKEN = f"where Ray asks for a token, set {_AUTH_MODE}=token and have the head's ~/.ray/auth_token"
 
 
 class Place(NamedTuple):
@@ -41,8 +42,6 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Place]:
         raise UserError("Ray is not installed", hint="pip install 'eyas[ray]'")
     # Read when Ray is first imported: it would report to its makers otherwise.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is not None:
-        _offer_token()
     import ray
 
     if ray.is_initialized():
@@ -66,6 +65,8 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Place]:
             f"cannot join the Ray cluster at {address}: {' '.join(str(error).split())}",
             hint="every machine needs the same versions of Python and Ray",
         ) from None
+    except ray.exceptions.RayError as error:  # a token that is asked for and not there
+        raise UserError(f"cannot join the Ray cluster at {address}: {error}", hint=_TOKEN) from None
     if in_main:  # Ray would end this process at once, with a trace of its own
         signal.signal(signal.SIGTERM, before)
     try:
@@ -79,17 +80,6 @@ def _place() -> Place:
 
     # Ray sets it where it starts a cluster.
     return Place(str(ray.get_runtime_context().gcs_address), os.environ.get(_AUTH_MODE))
-
-
-def _offer_token() -> None:
-    """Have Ray show the token that it knows, if any; a cluster that asks for none does not mind.
-
-    From 2.60 on ``ray start`` asks for it wherever one lies, as a cluster of an earlier run leaves it, but a
-    process that joins shows it only where it is told to.
-    """
-    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if named or (Path.home() / ".ray" / "auth_token").is_file():
-        os.environ.setdefault(_AUTH_MODE, "token")
 
 
 def _knock(address: str) -> None:
@@ -106,8 +96,8 @@ def _knock(address: str) -> None:
 def _nobody(address: str, error: Exception) -> UserError:
     return UserError(
         f"no Ray cluster answers at {address}: {str(error).strip().splitlines()[0]}",
-        hint="start one there (ray start --head), with the same ~/.ray/auth_token where Ray asks for one, "
-        "or leave ray.address out to use this machine alone",
+        hint="start one there (ray start --head), or leave ray.address out to use this machine alone; "
+        + _TOKEN,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from eyas.engines.base import Prompt
 from eyas.evaluate.served import ServingPoint
-from eyas.files import read_json, write_json
+from eyas.files import read_json, seal, unseal, write_json
 from eyas.types import Conversation
 
 SO_FAR = "so-far.json"
@@ -48,27 +48,25 @@ class Measured:
 
     def save(self, path: Path, conditions: Mapping[str, Any]) -> None:
         """Write everything but the target alone, whose engine is needed to the end."""
-        write_json(
-            path,
-            {
-                "conditions": conditions,
-                "groups": [
-                    [g.suite, g.category, [[p.prompt_id, list(p.token_ids)] for p in g.prompts]]
-                    for g in self.groups
-                ],
-                "left_out": self.left_out,
-                "done": self.done,
-                "points": [dataclasses.asdict(point) for point in self.points],
-                "categories": self.categories,
-                "drafted": [[k, concurrency, answers] for (k, concurrency), answers in self.drafted.items()],
-            },
-        )
+        value = {
+            "conditions": conditions,
+            "groups": [
+                [g.suite, g.category, [[p.prompt_id, list(p.token_ids)] for p in g.prompts]]
+                for g in self.groups
+            ],
+            "left_out": self.left_out,
+            "done": self.done,
+            "points": [dataclasses.asdict(point) for point in self.points],
+            "categories": self.categories,
+            "drafted": [[k, concurrency, answers] for (k, concurrency), answers in self.drafted.items()],
+        }
+        write_json(path, seal(value))
 
     @classmethod
     def load(cls, path: Path, conditions: Mapping[str, Any]) -> "Measured | None":
         """Return what was measured under the same ``conditions``, if anything was."""
         try:
-            kept = read_json(path)
+            kept = unseal(read_json(path))
             if kept["conditions"] != conditions:
                 return None
             return cls(

@@ -13,6 +13,7 @@ from contextlib import closing
 from operator import attrgetter
 from typing import Any
 
+import eyas
 from eyas.data.benchmarks import read_benchmark
 from eyas.data.chat import RenderError
 from eyas.engines.base import Prompt, Sampling
@@ -45,6 +46,8 @@ def measure_served(
     so_far, conditions = context.folder("evaluate") / SO_FAR, _conditions(context)
     measured = Measured.load(so_far, conditions)
     if measured is None:
+        if so_far.exists():
+            say("evaluate: what was measured before is of another machine or version, or damaged")
         measured = Measured([Group(HELD_OUT, "all", list(held_out)), *_benchmark_groups(context)])
     else:
         say(f"evaluate: with K = {', '.join(map(str, measured.done))} it was measured before")
@@ -110,7 +113,9 @@ def served_figures(served: dict[str, Any], num_draft_tokens: int) -> dict[str, A
 def _conditions(context: RunContext) -> dict[str, Any]:
     """Return what figures depend on besides the stage's inputs."""
     return {
+        "eyas": eyas.__version__,
         "vllm": _vllm_version(),
+        "seed": context.config.seed,
         "settings": context.config.vllm.model_dump(mode="json"),
         "machine": platform.node(),
     }

@@ -29,7 +29,7 @@ Check = Callable[[HiddenStates, TokenizedSample], Checked]
 
 _NUM_CHECKERS = min(3, os.cpu_count() or 1)  # more would wait for the interpreter, not for memory
 _NUM_WRITERS = 6
-# Of rows that an engine has measured every so many-th is measured again, up to rounding.
+# Of many rows that an engine has measured every so many-th is measured again, up to rounding.
 _AGAIN = 16
 _ROUNDING = 1e-4
 
@@ -222,8 +222,9 @@ def _figures_of(states: HiddenStates) -> _Figures:
     if states.figures is None:
         return _Figures(measure_rows(states.aux).numpy(), measure_rows(states.last[:, None])[:, 0].numpy())
     for part, figures in zip((states.aux, states.last[:, None]), states.figures, strict=True):
-        again = measure_rows(part[::_AGAIN]).numpy()
-        given = figures.view(len(part), -1, 4)[::_AGAIN].numpy()
+        places = _measured_again(len(part))
+        again = measure_rows(part[places]).numpy()
+        given = figures.view(len(part), -1, 4)[places].numpy()
         with np.errstate(invalid="ignore"):  # infinities are for another check to refuse
             # Least and largest values are exact; sums come from another order.
             rounding = _ROUNDING * again[..., NORM:] * [0, 0, math.sqrt(part.shape[-1]), 1]
@@ -234,6 +235,13 @@ def _figures_of(states: HiddenStates) -> _Figures:
                 hint="they were changed between its memory and here: run the same command again",
             )
     return _Figures(*(figures.numpy() for figures in states.figures))
+
+
+def _measured_again(num_rows: int) -> torch.Tensor:
+    """Return the rows that are measured again: every so many-th and the last, of a few rows all."""
+    if num_rows <= 4 * _AGAIN:
+        return torch.arange(num_rows)
+    return torch.cat([torch.arange(0, num_rows, _AGAIN), torch.tensor([num_rows - 1])])
 
 
 def _check_rows(states: HiddenStates, norms_TL: Floats) -> None:

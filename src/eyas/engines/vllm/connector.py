@@ -19,6 +19,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from eyas.engines.vllm.staging import (
     FACTS_KEY,
     NAME_KEY,
+    STAGING_FORMAT,
     WITNESS_PREFIX,
     StagedStates,
     layer_digests,
@@ -75,6 +76,7 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         text = config.model_config.hf_text_config
         return {
             "vllm": vllm.__version__,
+            "staging": STAGING_FORMAT,
             "layer_ids": list(self._layer_ids),
             "num_layers": text.num_hidden_layers,
             "hidden_size": config.model_config.get_hidden_size(),

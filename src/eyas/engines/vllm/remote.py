@@ -16,6 +16,7 @@ from eyas.engines.vllm.arguments import captured_layers
 from eyas.engines.vllm.staging import (
     FACTS_KEY,
     NAME_KEY,
+    STAGING_FORMAT,
     WITNESS_KEY,
     WITNESS_PREFIX,
     Finished,
@@ -190,6 +191,12 @@ class ServerSession:
                 f"the server writes states to {path.parent}, which is not there on this machine",
                 hint="set vllm.staging_dir to a folder that both see, for the server and for this command",
             )
+        facts = reply["kv_transfer_params"][FACTS_KEY]
+        if facts.get("staging") != STAGING_FORMAT:
+            raise UserError(
+                f"the server at {self.url} was started by another version of eyas",
+                hint=f"restart it with {_SHOWN}",
+            )
         try:
             take_states(path, _FIRST_FILE_S, self._closing)
         except ContractError as error:
@@ -198,7 +205,6 @@ class ServerSession:
                 hint="set vllm.staging_dir to a folder that both see, for the server and for this command",
             ) from None
         self._folder = path.parent
-        facts = reply["kv_transfer_params"][FACTS_KEY]
         self._check_facts(facts)
         return int(facts["num_ranks"])
 

@@ -205,17 +205,19 @@ def _interruptible() -> Iterator[None]:
             raise _Interrupted from None
 
     before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if callable(signal.getsignal(number)):
-                before[number] = signal.signal(number, interrupt)
     try:
-        yield
+        try:
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    if callable(signal.getsignal(number)):
+                        before[number] = signal.getsignal(number)
+                        signal.signal(number, interrupt)
+            yield
+        finally:
+            for known, handler in before.items():
+                signal.signal(known, handler)
     except _Interrupted:
         raise KeyboardInterrupt from None
-    finally:
-        for known, handler in before.items():
-            signal.signal(known, handler)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ NAME_KEY = "eyas_file"
 WITNESS_KEY = "eyas_witness"
 # Files of requests whose states every rank checksums are called so; the connector sees no more than a name.
 WITNESS_PREFIX = "witness-"
+# What a file of states holds; a server and its client must agree.
+STAGING_FORMAT = 2
 # Where the connector's replies say what engine it runs in.
 FACTS_KEY = "eyas"
 # The folder, in the folder of staging, of files to be written over, and from what size on it is worth it.
