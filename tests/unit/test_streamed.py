@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.errors import ContractError
+from eyas.row_figures import measure_rows
 from eyas.store import streamed
 from eyas.store.streamed import StreamedStates, owned, plan_windows
 from eyas.train.loop import Trainer
@@ -156,3 +157,14 @@ def test_owned_states_keep_nothing_else_alive_and_have_the_targets_type() -> Non
     assert own.aux.untyped_storage().nbytes() == own.aux.nbytes
     assert torch.equal(own.aux, views.aux)
     assert owned(views, dataclasses.replace(spec, dtype="bfloat16")).last.dtype == torch.bfloat16
+
+
+def test_owned_states_keep_figures_that_are_still_theirs() -> None:
+    case = make_case(3, LENGTHS)
+    spec, states = spec_of(case), case.states[0]
+    figures = measure_rows(states.aux), measure_rows(states.last[:, None])[:, 0]
+    kept = owned(dataclasses.replace(states, figures=figures), spec).figures
+    assert kept is not None
+    assert all(torch.equal(one, other) for one, other in zip(kept, figures, strict=True))
+    rounded = dataclasses.replace(spec, dtype="bfloat16")
+    assert owned(dataclasses.replace(states, figures=figures), rounded).figures is None

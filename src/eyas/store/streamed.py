@@ -137,7 +137,7 @@ def owned(states: HiddenStates, spec: TargetSpec) -> HiddenStates:
         x.clone() if x.untyped_storage().nbytes() > x.nbytes else x
         for x in (states.aux.to(dtype), states.last.to(dtype))
     )
-    figures = states.figures
-    if figures is not None:
-        figures = figures[0].clone(), figures[1].clone()
+    figures = None
+    if states.figures is not None and states.aux.dtype == dtype:  # rounded states have others
+        figures = states.figures[0].clone(), states.figures[1].clone()
     return HiddenStates(states.sample, aux, last, figures)
