@@ -80,10 +80,8 @@ def write_data(args: argparse.Namespace) -> None:
     with ThreadPoolExecutor(8) as pool:
         written = []
         for sample, aux, last in tapped(engine, samples):
-            own = {
-                "hidden_states": torch.cat(
-                    [aux, last[:, None]], dim=1
-                ).cpu(),  # the last layer behind the others
+            own = {  # the last layer behind the others
+                "hidden_states": torch.cat([aux, last[:, None]], dim=1).cpu(),
                 "token_ids": torch.from_numpy(sample.input_ids).long(),
             }
             path = states_folder / f"hs_{number[sample.sample_id]}.safetensors"

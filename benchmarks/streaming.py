@@ -30,6 +30,8 @@ from capture_tp import EXPERTS, SHAPES, write_config, write_weights
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from eyas.stages.records import read_record
+
 
 def main() -> None:
     options = parse()
@@ -41,7 +43,8 @@ def main() -> None:
         with cluster(engines, options.port):
             held_out_s = eyas("extract", run_file, trainers)
             train_s = eyas("train", run_file, trainers)
-        record = json.loads((folder / "run" / "checkpoints" / "stage.json").read_text())
+        record = read_record(folder / "run" / "checkpoints")
+        assert record is not None
         out = {
             "gpus": options.gpus,
             "engines": max(1, len(engines) // options.tp),

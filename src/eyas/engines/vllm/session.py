@@ -209,8 +209,9 @@ def _interruptible() -> Iterator[None]:
         try:
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
-                    if callable(signal.getsignal(number)):
-                        before[number] = signal.getsignal(number)
+                    handler = signal.getsignal(number)
+                    if callable(handler):
+                        before[number] = handler
                         signal.signal(number, interrupt)
             yield
         finally:
