@@ -11,7 +11,7 @@ from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
-from eyas.evaluate.lossless import first_difference
+from eyas.evaluate.lossless import Lead, first_difference, near_tie
 from eyas.train.loop import Trainer
 from eyas.train.metrics import Acceptance
 from eyas.types import HiddenStates
@@ -141,7 +141,7 @@ def test_predicted_acceptance_is_the_decoded_one_round_for_round(
         k,
         limit,
     )
-    assert predicted == decoded
+    assert sum(predicted, Acceptance.empty(k)) == decoded
     assert decoded.length > 1.3, "the draft should have learned enough for the comparison to mean something"
 
 
@@ -158,7 +158,7 @@ def test_the_prediction_holds_for_a_draft_of_two_layers(
         decoded += found.acceptance
     indices = range(len(states))
     parts = (trainer.draft, trainer.teacher, trainer.target_ids, trainer.train_states)
-    assert predict_acceptance(*parts, indices, 3, LIMIT) == decoded
+    assert sum(predict_acceptance(*parts, indices, 3, LIMIT), Acceptance.empty(3)) == decoded
     assert decoded.length > 1.2
 
 
@@ -179,15 +179,34 @@ def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[Hidde
     assert proposed == int(trained.target_ids[logits[0].argmax()])
 
 
+FAR = Lead(20.0, 9.0)
+
+
 def test_the_first_difference_is_found_with_its_gap() -> None:
-    assert first_difference("p", [1, 2, 3], [1, 2, 3], [9.0, 9.0, 9.0]) is None
-    found = first_difference("p", [1, 2, 3], [1, 5, 3], [9.0, 0.5, 9.0])
+    assert first_difference("p", [1, 2, 3], [1, 2, 3], [FAR] * 3) is None
+    found = first_difference("p", [1, 2, 3], [1, 5, 3], [FAR, Lead(20.0, 0.5), FAR])
     assert found is not None
-    assert (found.position, found.expected, found.found, found.gap) == (1, 2, 5, 0.5)
+    assert vars(found) == {
+        "prompt_id": "p",
+        "position": 1,
+        "expected": 2,
+        "found": 5,
+        "top": 20.0,
+        "gap": 0.5,
+    }
 
 
 @pytest.mark.parametrize(("expected", "found"), [([1, 2], [1]), ([1], [1, 2])])
 def test_an_answer_that_ends_elsewhere_is_never_a_near_tie(expected: list[int], found: list[int]) -> None:
-    difference = first_difference("p", expected, found, [0.0] * len(expected))
+    difference = first_difference("p", expected, found, [Lead(20.0, 0.0)] * len(expected))
     assert difference is not None
     assert difference.gap == float("inf")
+
+
+def test_a_near_tie_is_four_steps_of_rounding_at_the_size_of_the_logit() -> None:
+    assert [near_tie("bfloat16", top) for top in (-3.0, 16.0, 31.9, 32.0, 70.0)] == [0.5, 0.5, 0.5, 1.0, 2.0]
+    assert near_tie("float16", 20.0) == 0.0625
+    assert near_tie("float32", 100.0) == 1e-3
+    for dtype in (torch.bfloat16, torch.float16):
+        step = torch.nextafter(torch.tensor(20.0, dtype=dtype), torch.tensor(100.0, dtype=dtype)) - 20.0
+        assert near_tie(str(dtype).removeprefix("torch."), 20.0) == 4 * step

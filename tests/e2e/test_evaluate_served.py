@@ -17,11 +17,13 @@ import httpx
 import pytest
 
 from eyas.config.load import load_config
+from eyas.config.schema import VllmSettings
+from eyas.engines.transformers import TransformersEngine
 from eyas.stages.context import RunContext
 from machine import free_port, wait_until
 from metrics_server import SGLangServer
-from pipeline import eyas, write_run
-from tiny import write_jsonl
+from pipeline import eyas, write_prompts, write_run
+from tiny import spec_of, write_jsonl
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("vllm")]
@@ -158,6 +160,57 @@ def test_a_server_with_sglangs_counters_is_measured_without_decoding_here(run_fi
     assert low <= report["predicted"] <= high
     assert report["served"]["points"][0]["acceptance_rates"] is None
     assert report["plain_tokens_per_s"] is None
+
+
+@needs_vllm
+def test_the_logits_that_judge_a_difference_are_the_targets_own(tiny_target: Path) -> None:
+    from eyas.engines.vllm.decoder import VllmDecoder
+
+    spec, ids = spec_of(tiny_target), list(range(5, 45))
+    decoder = VllmDecoder(
+        tiny_target,
+        spec,
+        draft=None,
+        num_draft_tokens=0,
+        settings=VllmSettings(),
+        max_length=64,
+        max_concurrency=2,
+        in_process=True,
+    )
+    with contextlib.closing(decoder), contextlib.closing(TransformersEngine(tiny_target, spec)) as engine:
+        found = decoder.next_token_logits(ids)
+        logits, _ = engine.session().extend(ids)
+    expected = dict(zip(*(column.tolist() for column in reversed(logits[-1].topk(20))), strict=True))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_prediction_from_answers_of_others_accuses_nobody(tmp_path: Path, tiny_target: Path) -> None:
+    asked = [json.loads(line) for line in write_prompts(tmp_path / "prompts.jsonl").open()]
+    rows = [
+        {"id": row["id"], "messages": [{"role": "user", "content": row["prompt"]},
+                                       {"role": "assistant", "content": "over the lazy dog"}]}
+        for row in asked if "prompt" in row
+    ]  # fmt: skip
+    path = write_run(
+        tmp_path,
+        tiny_target,
+        regenerate={"enabled": False},
+        data={"sources": [str(write_jsonl(tmp_path / "talks.jsonl", rows))]},
+        train={"num_epochs": 6, "learning_rate": 4e-3},
+        evaluate={"num_prompts": 3, "max_new_tokens": 12, "concurrency": [1]},
+    )
+    for stage in ("prepare", "extract", "train", "export"):
+        screen = eyas(stage, "-c", path)
+        assert screen.code == 0, screen.err
+    with SGLangServer(RunContext(load_config(path)), 2) as server:
+        for in_process in (True, False):
+            words = ["evaluate", "-c", path, "--endpoint", server.url, "--fresh"]
+            screen = eyas(*words, f"evaluate.in_process={in_process}")
+            assert screen.code == 0, screen.err
+            assert "0 of 3 stored answers are the target's own greedy ones" in screen.err
+    report = report_of(path)
+    low, high = report["served"]["agreement"]["served"]
+    assert not low / 1.03 <= report["predicted"] <= high * 1.03  # or the comparison would have passed
 
 
 def test_a_server_that_answers_otherwise_than_the_target_is_found_out(run_file: Path) -> None:

@@ -1,8 +1,19 @@
 """What is said about a served draft follows from its figures."""
 
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
+from eyas.engines.base import Prompt
+from eyas.evaluate.decode import Decoded
+from eyas.evaluate.lossless import Lead, lead_over
 from eyas.evaluate.served import ServingPoint, diagnose, recommend, same_length, with_speed_up
+from eyas.stages.held_out import HeldOut, Here, agreement
+from eyas.stages.measured import Measured
+from eyas.train.metrics import Acceptance
 
 
 def point(k: int, concurrency: int, tokens_per_s: float, temperature: float = 0.0) -> ServingPoint:
@@ -23,27 +34,28 @@ def test_lengths_agree_within_three_percent_of_their_bounds() -> None:
 
 
 def test_figures_that_agree_break_no_contract() -> None:
-    assert diagnose((2.0, 2.05), 2.02, 2.02, True) == []
+    assert diagnose((2.0, 2.05), 2.02, (2.1, 2.1), True) == []
     assert diagnose((2.0, 2.05), 2.02, None, None) == []
+    assert diagnose((2.0, 2.05), None, None, None) == []
 
 
 @pytest.mark.parametrize(
-    ("served", "predicted", "in_process", "same_text", "contract"),
+    ("served", "reference", "of_stored", "same_text", "contract"),
     [
-        ((2.0, 2.0), 2.3, 2.0, True, "states"),
-        ((1.3, 1.3), 2.0, 2.0, True, "export"),
+        ((2.0, 2.0), 2.0, (2.0, 2.3), True, "states"),
+        ((1.3, 1.3), 2.0, (2.0, 2.0), True, "export"),
         ((1.3, 1.3), 2.0, None, None, "export"),
-        ((2.0, 2.0), 2.0, 2.0, False, "target"),
+        ((2.0, 2.0), 2.0, (2.0, 2.0), False, "target"),
     ],
 )
 def test_the_contract_that_broke_is_named(
     served: tuple[float, float],
-    predicted: float,
-    in_process: float | None,
+    reference: float | None,
+    of_stored: tuple[float, float] | None,
     same_text: bool | None,
     contract: str,
 ) -> None:
-    (said,) = diagnose(served, predicted, in_process, same_text)
+    (said,) = diagnose(served, reference, of_stored, same_text)
     assert said.startswith(f"{contract}: ")
 
 
@@ -93,18 +105,73 @@ def test_nothing_is_recommended_without_the_target_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logprobs", "gap"),
+    ("logits", "lead"),
     [
-        ({7: -1.0, 9: -1.25, 3: -4.0}, 0.25),  # the two at the top, nearly tied
-        ({3: -0.5, 7: -1.0, 9: -1.25}, 0.75),  # a third is above both
-        ({7: -1.0, 3: -4.0}, float("inf")),  # the one found is nowhere near
+        ({7: 21.0, 9: 20.75, 3: 18.0}, Lead(21.0, 0.25)),  # the two at the top, nearly tied
+        ({3: 21.5, 7: 21.0, 9: 20.75}, Lead(21.5, 0.75)),  # a third is above both
+        ({7: 21.0, 3: 18.0}, Lead(21.0, math.inf)),  # the one found is nowhere near
     ],
 )
-def test_the_gap_of_a_difference_is_to_the_likeliest_token(logprobs: dict[int, float], gap: float) -> None:
-    from eyas.evaluate.lossless import FirstDifference
-    from eyas.stages.served import _with_gap
+def test_the_lead_at_a_difference_is_the_likeliest_tokens(logits: dict[int, float], lead: Lead) -> None:
+    assert lead_over(logits, (7, 9)) == lead
 
-    parted = FirstDifference("p", 4, 7, 9, float("inf"))
-    assert _with_gap(parted, logprobs).gap == gap
-    ended = FirstDifference("p", 4, 7, -1, float("inf"))
-    assert _with_gap(ended, logprobs).gap == float("inf")
+
+def told(tokens: Sequence[int], acceptance: Acceptance | None = None) -> Decoded:
+    return Decoded(list(tokens), 1.0, [Lead(20.0, 5.0)] * len(tokens), acceptance)
+
+
+def rounds(*accepted: int) -> Acceptance:
+    total = Acceptance.empty(2)
+    for n in accepted:
+        total.add_round(n)
+    return total
+
+
+def held_out_of(decoded: dict[str, tuple[int, ...]] | None) -> HeldOut:
+    """Three prompts with stored answers; of those decoded as stored, decoding accepts what is predicted."""
+    stored = {"a": (1, 2, 3), "b": (4, 5), "c": (6, 7, 8)}
+    predicted = {"a": rounds(2), "b": rounds(1), "c": rounds(0, 0)}
+    prompts = [Prompt(name, (1,)) for name in stored]
+    here = None
+    if decoded is not None:
+        drafted = {
+            name: told(tokens, predicted[name] if tokens[:2] == stored[name][:2] else rounds(2, 2, 2))
+            for name, tokens in decoded.items()
+        }
+        here = Here({name: told(tokens) for name, tokens in decoded.items()}, drafted, [])
+    return HeldOut(prompts, stored, predicted, here)
+
+
+def agreement_of(held_out: HeldOut, answers: dict[str, tuple[int, ...]], served: float, dtype: str) -> Any:
+    measured = Measured([], alone={1: answers}, drafted={(2, 1): answers})
+    return agreement(held_out, measured, (served, served), 2, dtype)
+
+
+def test_the_stored_states_answer_only_for_answers_that_are_stored_as_decoded() -> None:
+    answers = {"a": (1, 2, 3), "b": (4, 5, 9), "c": (6, 9, 9)}  # "c" parts from what is stored
+    held_out = held_out_of(answers)
+    length = 1 + (2 + 1 + 6) / 5
+    found = agreement_of(held_out, answers, length, "bfloat16")
+    assert (found["as_stored"], found["broken"]) == (2, [])
+    assert found["in_process"] == pytest.approx(length)
+    assert found["predicted"] == pytest.approx(1 + 3 / 4)
+    wrong = dataclasses.replace(held_out, predicted=held_out.predicted | {"a": rounds(0, 0)})
+    (said,) = agreement_of(wrong, answers, length, "bfloat16")["broken"]
+    assert said.startswith("states: decoding in this process gives 2.500")
+
+
+@pytest.mark.parametrize(
+    ("answers", "dtype", "says"),
+    [
+        ({"a": (1, 2, 3), "b": (4, 5), "c": (6, 7, 8)}, "float32", "export"),
+        ({"a": (1, 2, 3), "b": (4, 5), "c": (6, 9, 9)}, "float32", None),
+        ({"a": (1, 2, 3), "b": (4, 5), "c": (6, 9, 9)}, "bfloat16", "export"),
+        ({"a": (9, 2, 3), "b": (9, 5), "c": (6, 9, 9)}, "bfloat16", None),
+    ],
+)
+def test_a_prediction_judges_the_engine_only_on_the_text_it_is_of(
+    answers: dict[str, tuple[int, ...]], dtype: str, says: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = agreement_of(held_out_of(None), answers, 1.1, dtype)
+    assert [said.split(":")[0] for said in found["broken"]] == ([says] if says else [])
+    assert ("too few to hold the prediction against" in capsys.readouterr().err) == (says is None)

@@ -21,16 +21,16 @@ def predict_acceptance(
     indices: Sequence[int],
     num_draft_tokens: int,
     max_new_tokens: int,
-) -> Acceptance:
+) -> list[Acceptance]:
     """Replay decoding of each sample's first answer: exact where the target wrote it greedily.
 
     ``target_ids`` [W] maps draft ids to target ids.
     """
-    total = Acceptance.empty(num_draft_tokens)
+    found = []
     for index in indices:
         batch = pack_batch([states.read(index)], num_draft_tokens, target_ids.device, draft.fc.weight.dtype)
         result = run_unroll(draft, teacher, target_ids, batch, step_decay=1.0)
         rows = batch.plan.rows[0]
         answers = replay_answers(rows, result.accepted, result.depth, num_draft_tokens, max_new_tokens)
-        total += answers[0]
-    return total
+        found.append(answers[0])
+    return found

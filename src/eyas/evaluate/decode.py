@@ -8,17 +8,18 @@ import torch
 
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.base import TargetSession
+from eyas.evaluate.lossless import Lead
 from eyas.train.metrics import Acceptance
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Tokens after the prompt (with the end-of-turn if reached), the time they took, and the target's
-    top-two logit gap at each of them."""
+    """Tokens after the prompt (with the end-of-turn if reached), the time they took, and the lead of each
+    over the target's next likeliest."""
 
     token_ids: list[int]
     seconds: float
-    gaps: list[float]
+    leads: list[Lead]
     acceptance: Acceptance | None = None
     # Draft tokens proposed in each round, and how many of them were accepted.
     rounds: tuple[tuple[tuple[int, ...], int], ...] = ()
@@ -31,14 +32,14 @@ def decode_plain(
     """Decode greedily with the target alone, one token a forward."""
     started = time.perf_counter()
     tokens: list[int] = []
-    gaps: list[float] = []
+    leads: list[Lead] = []
     logits, _ = session.extend(prompt)
     while True:
-        token, gap = _greedy(logits[-1])
+        token, lead = _greedy(logits[-1])
         tokens.append(token)
-        gaps.append(gap)
+        leads.append(lead)
         if token in eos_token_ids or len(tokens) >= max_new_tokens:
-            return Decoded(tokens, time.perf_counter() - started, gaps)
+            return Decoded(tokens, time.perf_counter() - started, leads)
         logits, _ = session.extend([token])
 
 
@@ -59,8 +60,8 @@ def decode_speculative(
     acceptance = Acceptance.empty(num_draft_tokens)
     rounds: list[tuple[tuple[int, ...], int]] = []
     logits, aux = session.extend(prompt)
-    token, gap = _greedy(logits[-1])
-    tokens, gaps = [token], [gap]
+    token, lead = _greedy(logits[-1])
+    tokens, leads = [token], [lead]
     # The draft's row i reads the state of token i and the token after it.
     following = [*prompt[1:], token]
     while tokens[-1] not in eos_token_ids and len(tokens) < max_new_tokens:
@@ -69,9 +70,9 @@ def decode_speculative(
         room = max_new_tokens - len(tokens)
         new: list[int] = []
         for place in range(num_draft_tokens + 1):
-            token, gap = _greedy(logits[place])
+            token, lead = _greedy(logits[place])
             new.append(token)
-            gaps.append(gap)
+            leads.append(lead)
             agrees = place < num_draft_tokens and proposal[place] == token
             if not agrees or token in eos_token_ids or len(new) == room:
                 break
@@ -82,7 +83,7 @@ def decode_speculative(
         # Of the tokens just run, all but the newest are verified and stay in the cache.
         session.truncate(len(prompt) + len(tokens) - 1)
         aux, following = states[: len(new)], new
-    return Decoded(tokens, time.perf_counter() - started, gaps, acceptance, tuple(rounds))
+    return Decoded(tokens, time.perf_counter() - started, leads, acceptance, tuple(rounds))
 
 
 class DraftChain:
@@ -152,7 +153,7 @@ def _attend_last(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     return out[0].transpose(0, 1)
 
 
-def _greedy(logits: torch.Tensor) -> tuple[int, float]:
-    """Return the greedy token and how far its logit is above the next one."""
+def _greedy(logits: torch.Tensor) -> tuple[int, Lead]:
+    """Return the greedy token and its lead over the next one."""
     top = logits.float().topk(2)
-    return int(top.indices[0]), float(top.values[0] - top.values[1])
+    return int(top.indices[0]), Lead(float(top.values[0]), float(top.values[0] - top.values[1]))

@@ -37,25 +37,31 @@ def same_length(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def diagnose(
-    served: tuple[float, float], predicted: float, in_process: float | None, same_text: bool | None
+    served: tuple[float, float],
+    reference: float | None,
+    of_stored: tuple[float, float] | None,
+    same_text: bool | None,
 ) -> list[str]:
-    """Return the contracts that the lengths of one text contradict; none when all agree.
+    """Return the contracts that acceptance lengths contradict; none when all agree.
 
-    ``same_text`` is whether the engine's target alone wrote what the one in this process did.
+    ``reference`` is what ``served`` must be; ``of_stored`` what this process decodes, and what the stored
+    states predict, of the answers that are stored as decoded; ``same_text`` whether the engine's target alone
+    wrote what the one in this process did. Each may be unknown.
     """
     found = []
-    if in_process is not None and not same_length((in_process, in_process), (predicted, predicted)):
-        found.append(
-            f"states: decoding in this process gives {in_process:.3f}, the stored states predict "
-            f"{predicted:.3f}: they are not what the target computes on these prompts"
-        )
+    if of_stored is not None:
+        decoded, predicted = of_stored
+        if not same_length((decoded, decoded), (predicted, predicted)):
+            found.append(
+                f"states: decoding in this process gives {decoded:.3f}, the stored states predict "
+                f"{predicted:.3f}: they are not what the target computes on these prompts"
+            )
     if same_text is False:
         found.append(
             "target: the engine alone writes other text than the target in this process: another dtype, "
             "other weights, or other prompt tokens"
         )
-    reference = predicted if in_process is None else in_process
-    if not same_length(served, (reference, reference)):
+    if reference is not None and not same_length(served, (reference, reference)):
         found.append(
             f"export: the engine gets {served[0]:.3f} to {served[1]:.3f}, eyas {reference:.3f}: it computes "
             "another draft (layer ids, norms, rotary positions, d2t) or feeds it other states"

@@ -4,7 +4,6 @@ import csv
 import gc
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from eyas.engines.base import Prompt
 from eyas.errors import ContractError, UserError
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
-from eyas.evaluate.lossless import NEAR_TIE, FirstDifference, first_difference
+from eyas.evaluate.lossless import first_difference, near_tie
 from eyas.export.vllm import load_export
 from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
 from eyas.stages.examples import examples_of
 from eyas.stages.export import is_whole
+from eyas.stages.held_out import HeldOut, Here
 from eyas.stages.measured import SO_FAR
 from eyas.stages.served import measure_served, served_figures
 from eyas.store.shards import ShardStore
@@ -56,16 +56,23 @@ def evaluate(context: RunContext) -> None:
     indices = _choose(states, settings.num_prompts, settings.max_new_tokens, context.spec.eos_token_ids)
     prompts = [_prompt(states.sample(index)) for index in indices]
     here = _decode(context, draft, target_ids, prompts) if settings.in_process else None
+    names = [prompt.prompt_id for prompt in prompts]
     predicted = predict_acceptance(
         draft, teacher, target_ids, states, indices, settings.num_draft_tokens, settings.max_new_tokens
+    )
+    stored = [_first_answer(states.sample(index)) for index in indices]
+    held_out = HeldOut(
+        prompts,
+        dict(zip(names, stored, strict=True)),
+        dict(zip(names, predicted, strict=True)),
+        here,
     )
     served = None
     if settings.engine == "vllm" or settings.endpoint:
         del teacher, draft, target_ids
         _free_memory()  # the engine wants the device to itself
-        acceptance = _total(here.drafted.values(), settings.num_draft_tokens) if here else None
-        served = measure_served(context, prompts, here.plain if here else None, predicted, acceptance)
-    report = _report(context, len(prompts), here, predicted, served)
+        served = measure_served(context, held_out)
+    report = _report(context, held_out, served)
     if here is not None:
         pairs = [(list(p.token_ids), here.drafted[p.prompt_id]) for p in prompts]
         report["examples"] = examples_of(context.tokenizer, pairs)
@@ -93,27 +100,18 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True)
-class _Here:
-    """What was decoded in this process, by prompt."""
-
-    plain: dict[str, Decoded]
-    drafted: dict[str, Decoded]
-    differences: list[FirstDifference]
-
-
 def _prompt(sample: TokenizedSample) -> Prompt:
     return Prompt(sample.sample_id, tuple(sample.input_ids[: sample.loss_mask.argmax()].tolist()))
 
 
 def _decode(
     context: RunContext, draft: Eagle3Draft, target_ids: torch.Tensor, prompts: Sequence[Prompt]
-) -> _Here:
+) -> Here:
     """Decode every prompt with and without the draft."""
     settings, eos = context.config.evaluate, context.spec.eos_token_ids
     limit, k = settings.max_new_tokens, settings.num_draft_tokens
     engine = context.make_engine("transformers")
-    here = _Here({}, {}, [])
+    here, acceptance = Here({}, {}, []), Acceptance.empty(k)
     with closing(engine), Progress("evaluate", len(prompts), "prompts") as progress:
         for prompt in prompts:
             ids = list(prompt.token_ids)
@@ -121,10 +119,11 @@ def _decode(
             chain = DraftChain(draft, target_ids)
             drafted = decode_speculative(engine.session(), chain, ids, k, limit, eos)
             here.plain[prompt.prompt_id], here.drafted[prompt.prompt_id] = plain, drafted
-            difference = first_difference(prompt.prompt_id, plain.token_ids, drafted.token_ids, plain.gaps)
+            difference = first_difference(prompt.prompt_id, plain.token_ids, drafted.token_ids, plain.leads)
             if difference:
                 here.differences.append(difference)
-            progress.advance(1, f"acceptance length {_total(here.drafted.values(), k).length:.2f}")
+            acceptance += drafted.acceptance or Acceptance.empty(k)
+            progress.advance(1, f"acceptance length {acceptance.length:.2f}")
     return here
 
 
@@ -150,27 +149,25 @@ def _choose(
 def _num_known(sample: TokenizedSample, eos_token_ids: Sequence[int]) -> float:
     """Return how many tokens of the first answer the stored states tell; a finished answer has no more."""
     start = int(sample.loss_mask.argmax())
-    length = int(np.append(~sample.loss_mask[start:], True).argmax())
-    if sample.input_ids[start + length - 1] in eos_token_ids:
+    answer = _first_answer(sample)
+    if answer[-1] in eos_token_ids:
         return float("inf")
     # The last state of an answer cut at the sample's end still tells the token after it. One cut by the
     # length limit in an earlier turn is followed by the template's own end of turn, and tells nothing.
-    return length + (sample.cut and start + length == len(sample))
+    return len(answer) + (sample.cut and start + len(answer) == len(sample))
 
 
-def _total(decoded: Collection[Decoded], num_draft_tokens: int) -> Acceptance:
-    total = Acceptance.empty(num_draft_tokens)
-    for one in decoded:
-        assert one.acceptance is not None
-        total += one.acceptance
-    return total
+def _first_answer(sample: TokenizedSample) -> tuple[int, ...]:
+    """Return the tokens of the first supervised run."""
+    start = int(sample.loss_mask.argmax())
+    length = int(np.append(~sample.loss_mask[start:], True).argmax())
+    return tuple(sample.input_ids[start : start + length].tolist())
 
 
-def _report(
-    context: RunContext, num_prompts: int, here: _Here | None, predicted: Acceptance, served: Any
-) -> dict[str, Any]:
+def _report(context: RunContext, held_out: HeldOut, served: Any) -> dict[str, Any]:
     """Put the figures together; what was not decoded in this process is the engine's own."""
-    settings = context.config.evaluate
+    settings, here = context.config.evaluate, held_out.here
+    num_prompts, predicted = len(held_out.prompts), held_out.total_predicted()
     report: dict[str, Any] = {
         "num_draft_tokens": settings.num_draft_tokens,
         "num_prompts": num_prompts,
@@ -186,8 +183,8 @@ def _report(
     if served is not None:
         differences += served["lossless"]["differences"]
     report["differences"] = differences
-    if here is not None:
-        acceptance = _total(here.drafted.values(), settings.num_draft_tokens)
+    acceptance = held_out.total_decoded()
+    if here is not None and acceptance is not None:
         return report | {
             "acceptance": acceptance.length,
             "acceptance_rates": acceptance.rates,
@@ -205,7 +202,7 @@ def _rate(decoded: Collection[Decoded]) -> float:
 def _check_lossless(differences: Sequence[dict[str, Any]], dtype: str) -> None:
     """Raises: ContractError for a difference that is no near-tie of the target's own top two tokens."""
     for d in differences:
-        if d["gap"] > NEAR_TIE[dtype]:
+        if d["gap"] > near_tie(dtype, d["top"]):
             raise ContractError(
                 f"the draft changed the answer to {d['prompt_id']}: token {d['position']} is {d['found']} "
                 f"instead of {d['expected']}, which leads by {d['gap']:.3g} logits",

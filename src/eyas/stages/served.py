@@ -20,26 +20,21 @@ from eyas.engines.base import Prompt, Sampling
 from eyas.engines.endpoint_decoder import EndpointDecoder
 from eyas.engines.served import Decoder, Served
 from eyas.errors import UserError
-from eyas.evaluate.decode import Decoded
-from eyas.evaluate.lossless import NEAR_TIE, FirstDifference, first_difference
-from eyas.evaluate.served import ServingPoint, diagnose, recommend, with_speed_up
+from eyas.evaluate.lossless import FirstDifference
+from eyas.evaluate.served import ServingPoint, recommend, with_speed_up
 from eyas.progress import say
 from eyas.stages.context import RunContext
+from eyas.stages.held_out import HeldOut, agreement, differences_of
 from eyas.stages.measured import SO_FAR, Group, Measured
 from eyas.stages.prepare import answer_slots, new_renderer
-from eyas.train.metrics import Acceptance
 from eyas.types import Conversation, Message
 
 HELD_OUT = "held out"
 
 
-def measure_served(
-    context: RunContext, held_out: Sequence[Prompt], here: dict[str, Decoded] | None, predicted: Acceptance,
-    in_process: Acceptance | None,
-) -> dict[str, Any]:  # fmt: skip
+def measure_served(context: RunContext, held_out: HeldOut) -> dict[str, Any]:
     """Return what ``evaluation/report.json`` holds under ``served``.
 
-    ``here`` are the target's own greedy answers in this process, if it decoded any.
     Raises: UserError before the first engine starts when something cannot be measured.
     """
     settings = context.config.evaluate
@@ -48,7 +43,7 @@ def measure_served(
     if measured is None:
         if so_far.exists():
             say("evaluate: what was measured before is of another machine or version, or damaged")
-        measured = Measured([Group(HELD_OUT, "all", list(held_out)), *_benchmark_groups(context)])
+        measured = Measured([Group(HELD_OUT, "all", list(held_out.prompts)), *_benchmark_groups(context)])
     else:
         say(f"evaluate: with K = {', '.join(map(str, measured.done))} it was measured before")
     differences: list[FirstDifference] = []
@@ -58,7 +53,7 @@ def measure_served(
                 measured.left_out += _answer_turns(context, decoder, measured.groups)
             _measure(context, decoder, k, measured)
             if not k:
-                differences = _differences(measured, here, decoder)
+                differences = differences_of(measured, held_out.here, decoder)
         if k:
             measured.done.append(k)
             measured.save(so_far, conditions)
@@ -68,12 +63,6 @@ def measure_served(
         if c["suite"] == HELD_OUT and c["num_draft_tokens"] == settings.num_draft_tokens
     )
     points = with_speed_up(sorted(measured.points, key=attrgetter(*_CONDITIONS)))
-    broken = diagnose(
-        length,
-        predicted.length,
-        in_process.length if in_process else None,
-        _same_text(measured, here, held_out, context.spec.dtype),
-    )
     return {
         "engine": settings.endpoint or f"vllm {_vllm_version()}",
         "num_prompts": len(measured.prompts),
@@ -82,16 +71,13 @@ def measure_served(
         "categories": measured.categories,
         "lossless": {
             "compared": sum(len(answers) for answers in measured.drafted.values()) if measured.alone else
-            len(held_out) * bool(here),
-            "identical_held_out": len({p.prompt_id for p in held_out} - {d.prompt_id for d in differences}),
+            len(held_out.prompts) * bool(held_out.here),
+            "identical_held_out": len(held_out.stored.keys() - {d.prompt_id for d in differences}),
             "differences": [vars(d) for d in differences],
         },
-        "agreement": {
-            "served": list(length),
-            "predicted": predicted.length,
-            "in_process": in_process.length if in_process else None,
-            "broken": broken,
-        },
+        "agreement": agreement(
+            held_out, measured, length, settings.num_draft_tokens, context.spec.dtype
+        ),
         "recommendation": recommend(points),
     }  # fmt: skip
 
@@ -285,56 +271,6 @@ def _point(
         ),
         served,
     )
-
-
-def _differences(measured: Measured, here: dict[str, Decoded] | None, target: Any) -> list[FirstDifference]:
-    """Return where answers with the draft part from the target's own, with how near a tie that was.
-
-    The engine's own ``target`` judges; of a server that has only the draft, the target in this process does.
-    """
-    prompts = {p.prompt_id: p for p in measured.prompts}
-    found: dict[FirstDifference, list[int]] = {}  # with the tokens up to it
-    for (_, concurrency), answers in measured.drafted.items():
-        alone = measured.alone.get(concurrency)
-        for prompt_id, answer in answers.items():
-            if alone is not None:
-                expected = list(alone[prompt_id])
-                gaps = [float("inf")] * len(expected)
-            elif here is not None and prompt_id in here:
-                expected, gaps = here[prompt_id].token_ids, here[prompt_id].gaps
-            else:
-                continue
-            difference = first_difference(prompt_id, expected, answer, gaps)
-            if difference:
-                found[difference] = [*prompts[prompt_id].token_ids, *expected[: difference.position]]
-    if not found or not measured.alone:
-        return list(found)
-    say(f"evaluate: {len(found)} answers differ from the target's own; asking it how near those ties are")
-    return [_with_gap(d, target.next_token_logprobs(before)) for d, before in found.items()]
-
-
-def _with_gap(difference: FirstDifference, logprobs: dict[int, float]) -> FirstDifference:
-    """Put in how far the worse of the two tokens is below the target's likeliest."""
-    if difference.expected < 0 or difference.found < 0:
-        return difference  # one answer ends where the other goes on, without an end-of-turn
-    tokens = (difference.expected, difference.found)
-    gap = max(logprobs.values()) - min(logprobs.get(t, float("-inf")) for t in tokens)
-    return dataclasses.replace(difference, gap=gap)
-
-
-def _same_text(
-    measured: Measured, here: dict[str, Decoded] | None, held_out: Sequence[Prompt], dtype: str
-) -> bool | None:
-    """Whether the engine's target alone writes what the one here does, up to near-ties; None if unknown."""
-    if here is None or not measured.alone:
-        return None
-    alone = next(iter(measured.alone.values()))
-    for prompt in held_out:
-        ours = here[prompt.prompt_id]
-        difference = first_difference(prompt.prompt_id, ours.token_ids, alone[prompt.prompt_id], ours.gaps)
-        if difference and difference.gap > NEAR_TIE[dtype]:
-            return False
-    return True
 
 
 def _vllm_version() -> str:

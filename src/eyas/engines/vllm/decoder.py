@@ -94,12 +94,13 @@ class VllmDecoder:
         served.seconds = time.perf_counter() - started
         return served
 
-    def next_token_logprobs(self, token_ids: Sequence[int]) -> dict[int, float]:
-        """Return the target's own log-probabilities of the likeliest tokens behind ``token_ids``."""
+    def next_token_logits(self, token_ids: Sequence[int]) -> dict[int, float]:
+        """Return the logits of the likeliest tokens behind ``token_ids``; of the target alone."""
+        assert not self.has_draft
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, detokenize=False)
-        request_id = f"logprobs-{next(self._numbers):08d}"
+        request_id = f"logits-{next(self._numbers):08d}"
         self.engine.add_request(request_id, {"prompt_token_ids": list(token_ids)}, params)
         while True:
             for output in self._step():
@@ -151,7 +152,9 @@ def _start(plan: Plan, draft: Path | None, num_draft_tokens: int) -> Any:
 
     own: dict[str, Any] = {"skip_tokenizer_init": True, "use_tqdm_on_load": False}
     own["disable_log_stats"] = False  # or there are no counters
-    if draft is not None:
+    if draft is None:
+        own["logprobs_mode"] = "raw_logits"  # what ``next_token_logits`` is to return
+    else:
         own["speculative_config"] = {
             "method": "eagle3",
             "model": str(draft),
