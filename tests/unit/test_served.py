@@ -127,7 +127,7 @@ def rounds(*accepted: int) -> Acceptance:
     return total
 
 
-def held_out_of(decoded: dict[str, tuple[int, ...]] | None) -> HeldOut:
+def held_out_of(decoded: dict[str, tuple[int, ...]] | None, is_greedy: bool = False) -> HeldOut:
     """Three prompts with stored answers; of those decoded as stored, decoding accepts what is predicted."""
     stored = {"a": (1, 2, 3), "b": (4, 5), "c": (6, 7, 8)}
     predicted = {"a": rounds(2), "b": rounds(1), "c": rounds(0, 0)}
@@ -139,7 +139,7 @@ def held_out_of(decoded: dict[str, tuple[int, ...]] | None) -> HeldOut:
             for name, tokens in decoded.items()
         }
         here = Here({name: told(tokens) for name, tokens in decoded.items()}, drafted, [])
-    return HeldOut(prompts, stored, predicted, here)
+    return HeldOut(prompts, stored, predicted, is_greedy, here)
 
 
 def agreement_of(held_out: HeldOut, answers: dict[str, tuple[int, ...]], served: float, dtype: str) -> Any:
@@ -175,3 +175,13 @@ def test_a_prediction_judges_the_engine_only_on_the_text_it_is_of(
     found = agreement_of(held_out_of(None), answers, 1.1, dtype)
     assert [said.split(":")[0] for said in found["broken"]] == ([says] if says else [])
     assert ("too few to hold the prediction against" in capsys.readouterr().err) == (says is None)
+
+
+@pytest.mark.parametrize(("dtype", "says"), [("float32", ["answers"]), ("bfloat16", [])])
+def test_answers_that_the_target_wrote_must_come_again_in_float32(dtype: str, says: list[str]) -> None:
+    answers = {"a": (1, 2, 3), "b": (4, 5), "c": (6, 9, 9)}
+    held_out = held_out_of(answers, is_greedy=True)
+    decoded = held_out.total_decoded()
+    assert decoded is not None
+    found = agreement_of(held_out, answers, decoded.length, dtype)
+    assert [said.split(":")[0] for said in found["broken"]] == says

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from eyas.config.schema import RunConfig
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.base import Prompt
 from eyas.errors import ContractError, UserError
@@ -65,6 +66,7 @@ def evaluate(context: RunContext) -> None:
         prompts,
         dict(zip(names, stored, strict=True)),
         dict(zip(names, predicted, strict=True)),
+        _wrote_greedily(context.config),
         here,
     )
     served = None
@@ -155,6 +157,12 @@ def _num_known(sample: TokenizedSample, eos_token_ids: Sequence[int]) -> float:
     # The last state of an answer cut at the sample's end still tells the token after it. One cut by the
     # length limit in an earlier turn is followed by the template's own end of turn, and tells nothing.
     return len(answer) + (sample.cut and start + len(answer) == len(sample))
+
+
+def _wrote_greedily(config: RunConfig) -> bool:
+    """Whether the stored answers are the target's own greedy ones, from an engine of this run."""
+    own = config.extract.prepared_data is None and config.regenerate.enabled
+    return own and not config.regenerate.endpoint and config.regenerate.temperature == 0
 
 
 def _first_answer(sample: TokenizedSample) -> tuple[int, ...]:

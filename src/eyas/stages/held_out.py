@@ -1,7 +1,7 @@
 """The held-out prompts of an evaluation: what is known of each, and what a served draft's answers must be."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,15 @@ class Here:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """By prompt: the stored answer's tokens, as far as they are known, and what its states predict."""
+    """By prompt: the stored answer's tokens, as far as they are known, and what its states predict.
+
+    ``is_greedy`` says that the target wrote the answers itself, greedily, in an engine of this run.
+    """
 
     prompts: list[Prompt]
     stored: dict[str, tuple[int, ...]]
     predicted: dict[str, Acceptance]
+    is_greedy: bool
     here: Here | None
 
     def as_stored(self, answers: Mapping[str, Sequence[int]]) -> list[str]:
@@ -65,15 +69,21 @@ def agreement(
         # A prediction is of the stored text; in 16 bits some answers part from it at near-ties.
         needed = len(held_out.prompts) * (1.0 if dtype == "float32" else 0.5)
         reference = predicted.length if len(own) >= needed else None
-    if not own or reference is None:
-        share = f"{len(own)} of {len(held_out.prompts)} stored answers"
+    share = f"{len(own)} of {len(held_out.prompts)} stored answers"
+    broken = diagnose(served, reference, states, _same_text(held_out, measured, dtype))
+    if held_out.is_greedy and dtype == "float32" and len(own) < len(held_out.prompts):
+        broken.append(
+            f"answers: only {share} are what the target writes: it was asked with other prompt tokens, or "
+            "computed with other weights, when it wrote them"
+        )
+    elif not own or reference is None:
         say(f"evaluate: {share} are the target's own greedy ones: too few to hold the prediction against")
     return {
         "served": list(served),
         "predicted": predicted.length,
         "in_process": decoded.length if decoded else None,
         "as_stored": len(own),
-        "broken": diagnose(served, reference, states, _same_text(held_out, measured, dtype)),
+        "broken": broken,
     }
 
 
@@ -127,10 +137,10 @@ def _first_answers(measured: Measured, num_draft_tokens: int) -> Answers:
     return next(answers for (k, _), answers in measured.drafted.items() if k == num_draft_tokens)
 
 
-def _acceptances(decoded: Iterable[Decoded]) -> list[Acceptance]:
-    return [one.acceptance for one in decoded if one.acceptance is not None]
+def _acceptances(decoded: Iterable[Decoded]) -> Iterator[Acceptance]:
+    return (one.acceptance for one in decoded if one.acceptance is not None)
 
 
-def _total(parts: Collection[Acceptance] | Iterable[Acceptance]) -> Acceptance:
+def _total(parts: Iterable[Acceptance]) -> Acceptance:
     first, *others = parts
     return sum(others, first)
