@@ -11,10 +11,11 @@ from eyas.draft.base import draft_config_for
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
-from eyas.evaluate.lossless import Lead, first_difference, near_tie
+from eyas.evaluate.lossless import first_difference, is_near_tie, near_tie
 from eyas.train.loop import Trainer
 from eyas.train.metrics import Acceptance
-from eyas.types import HiddenStates
+from eyas.types import HiddenStates, TokenizedSample
+from memory_store import MemoryStore
 from tiny import answered_states, make_trainer
 
 LIMIT = 30
@@ -162,6 +163,18 @@ def test_the_prediction_holds_for_a_draft_of_two_layers(
     assert decoded.length > 1.2
 
 
+def test_an_answer_of_one_token_takes_no_round(trained: Trainer, states: list[HiddenStates]) -> None:
+    """Also where a later answer of the same sample takes some."""
+    item = next(i for i in states if i.sample.loss_mask.sum() > 4)
+    mask = item.sample.loss_mask.copy()
+    mask[int(mask.argmax()) + 1] = False  # what was one answer is one of a token, and a longer one
+    sample = TokenizedSample("short", item.sample.input_ids, mask, item.sample.cut)
+    last = item.last[torch.from_numpy(sample.supervised[item.sample.supervised])]
+    store = MemoryStore(trained.train_states.spec, [HiddenStates(sample, item.aux, last)])
+    parts = (trained.draft, trained.teacher, trained.target_ids, store)
+    assert predict_acceptance(*parts, [0], 3, LIMIT) == [Acceptance.empty(3)]
+
+
 def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[HiddenStates]) -> None:
     """The cache of the decoder and the batch of the trainer are two ways to the same first token."""
     from eyas.train.batch import pack_batch
@@ -179,34 +192,48 @@ def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[Hidde
     assert proposed == int(trained.target_ids[logits[0].argmax()])
 
 
-FAR = Lead(20.0, 9.0)
-
-
-def test_the_first_difference_is_found_with_its_gap() -> None:
-    assert first_difference("p", [1, 2, 3], [1, 2, 3], [FAR] * 3) is None
-    found = first_difference("p", [1, 2, 3], [1, 5, 3], [FAR, Lead(20.0, 0.5), FAR])
+def test_the_first_difference_is_judged_by_the_targets_logits() -> None:
+    logits = [{1: 30.0, 7: 1.0}, {2: 20.0, 9: 19.9, 5: 19.5}, {3: 20.0, 1: 2.0}]
+    assert first_difference("p", [1, 2, 3], [1, 2, 3], logits) is None
+    found = first_difference("p", [1, 2, 3], [1, 5, 3], logits)
     assert found is not None
-    assert vars(found) == {
-        "prompt_id": "p",
-        "position": 1,
-        "expected": 2,
-        "found": 5,
-        "top": 20.0,
-        "gap": 0.5,
-    }
+    assert (found.position, found.expected, found.found, found.top, found.gap) == (1, 2, 5, 20.0, 0.5)
+    unlikely = first_difference("p", [1, 2, 3], [1, 6, 3], logits)
+    assert unlikely is not None
+    assert (unlikely.top, unlikely.gap) == (20.0, None)
+    third = first_difference("p", [1, 5, 3], [1, 9, 3])
+    assert third is not None
+    assert third.gap is None
+    assert third.judged(logits[1]).gap == 0.5  # both must be near the likeliest, which is neither
 
 
 @pytest.mark.parametrize(("expected", "found"), [([1, 2], [1]), ([1], [1, 2])])
 def test_an_answer_that_ends_elsewhere_is_never_a_near_tie(expected: list[int], found: list[int]) -> None:
-    difference = first_difference("p", expected, found, [Lead(20.0, 0.0)] * len(expected))
+    difference = first_difference("p", expected, found, [{1: 20.0, 2: 20.0}] * len(expected))
     assert difference is not None
-    assert difference.gap == float("inf")
+    assert not is_near_tie("bfloat16", difference.top, difference.gap)
+
+
+@pytest.mark.parametrize(
+    ("top", "gap", "near"),
+    [
+        (20.0, 0.5, True),
+        (-0.7, 0.5000001, True),  # of log-probabilities
+        (20.0, 0.51, False),
+        (40.0, 1.0, True),
+        (20.0, None, False),
+        (float("inf"), float("nan"), False),
+    ],
+)
+def test_what_is_near_a_tie(top: float, gap: float | None, near: bool) -> None:
+    assert is_near_tie("bfloat16", top, gap) == near
 
 
 def test_a_near_tie_is_four_steps_of_rounding_at_the_size_of_the_logit() -> None:
-    assert [near_tie("bfloat16", top) for top in (-3.0, 16.0, 31.9, 32.0, 70.0)] == [0.5, 0.5, 0.5, 1.0, 2.0]
-    assert near_tie("float16", 20.0) == 0.0625
+    tops = (-3.0, 16.0, 31.9, 32.0, 70.0)
+    assert [near_tie("bfloat16", top) for top in tops] == pytest.approx([0.5, 0.5, 0.5, 1.0, 2.0], rel=1e-3)
+    assert near_tie("float16", 20.0) == pytest.approx(0.0625, rel=1e-3)
     assert near_tie("float32", 100.0) == 1e-3
     for dtype in (torch.bfloat16, torch.float16):
         step = torch.nextafter(torch.tensor(20.0, dtype=dtype), torch.tensor(100.0, dtype=dtype)) - 20.0
-        assert near_tie(str(dtype).removeprefix("torch."), 20.0) == 4 * step
+        assert near_tie(str(dtype).removeprefix("torch."), 20.0) == pytest.approx(4 * float(step), rel=1e-3)

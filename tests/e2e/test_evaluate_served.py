@@ -82,7 +82,8 @@ def test_vllm_agrees_with_prediction_and_decoding_here(
     assert served["agreement"]["broken"] == []
     low, high = served["agreement"]["served"]
     assert low <= report["acceptance"] <= high
-    assert report["predicted"] == report["acceptance"]
+    assert report["predicted"] == report["acceptance"] == served["agreement"]["reference"]
+    assert served["agreement"]["compared"] == 4
     assert served["num_prompts"] == 4 + 4  # two of them turns of one dialogue
     assert served["lossless"] == {"compared": 16, "identical_held_out": 4, "differences": []}
     kinds = [(p["num_draft_tokens"], p["concurrency"]) for p in served["points"]]
@@ -153,13 +154,17 @@ def test_a_server_with_sglangs_counters_is_measured_without_decoding_here(run_fi
         screen = eyas(
             "evaluate", "-c", run_file, "--endpoint", server.url, "--fresh", "evaluate.in_process=false"
         )
+        settings = f"evaluate.endpoint={server.url}", "evaluate.in_process=false"
+        summary = eyas("run", "-c", run_file, *settings)
     assert screen.code == 0, screen.err
     report = report_of(run_file)
     low, high = report["served"]["agreement"]["served"]
     assert low == report["acceptance"]
     assert low <= report["predicted"] <= high
     assert report["served"]["points"][0]["acceptance_rates"] is None
-    assert report["plain_tokens_per_s"] is None
+    assert report["plain_tokens_per_s"] is report["identical"] is None
+    assert "not compared" in summary.out, summary.err
+    assert eyas("compare", str(run_file.parent / "run"), str(run_file.parent / "run")).code == 0
 
 
 @needs_vllm
@@ -207,10 +212,11 @@ def test_a_prediction_from_answers_of_others_accuses_nobody(tmp_path: Path, tiny
             words = ["evaluate", "-c", path, "--endpoint", server.url, "--fresh"]
             screen = eyas(*words, f"evaluate.in_process={in_process}")
             assert screen.code == 0, screen.err
-            assert "0 of 3 stored answers are the target's own greedy ones" in screen.err
-    report = report_of(path)
-    low, high = report["served"]["agreement"]["served"]
-    assert not low / 1.03 <= report["predicted"] <= high * 1.03  # or the comparison would have passed
+            report = report_of(path)
+            assert report["served"]["agreement"]["compared"] == (3 if in_process else 0)
+            assert ("gives none of the answers that are stored" in screen.err) == (not in_process)
+            # or a comparison with it would have passed
+            assert not report["acceptance"] / 1.03 <= report["predicted"] <= report["acceptance"] * 1.03
 
 
 def test_a_server_that_answers_otherwise_than_the_target_is_found_out(run_file: Path) -> None:

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.evaluate.decode import Decoded
-from eyas.evaluate.lossless import Lead
 from eyas.stages.examples import pieces
 from tiny import make_tokenizer
 
@@ -12,7 +11,7 @@ TOKENIZER = make_tokenizer()
 
 
 def decoded(tokens: list[int], rounds: list[tuple[tuple[int, ...], int]]) -> Decoded:
-    return Decoded(tokens, 1.0, [Lead(20.0, 1.0)] * len(tokens), None, tuple(rounds))
+    return Decoded(tokens, 1.0, rounds=tuple(rounds))
 
 
 def test_accepted_refused_and_target_tokens_are_told_apart() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from eyas.engines.base import Prompt
+from eyas.engines.counters import SpecCounters
 from eyas.evaluate.served import ServingPoint
 from eyas.stages.measured import Group, Measured
 
@@ -16,8 +17,11 @@ NAN = float("nan")
 def measured() -> Measured:
     point = ServingPoint(3, 0.0, 8, 2, 40, 99.5, 1.0, 2.0, None, (2.0, 2.5), [0.5, 0.25, 0.125])
     row = {"suite": "s", "category": "a", "num_draft_tokens": 3, "acceptance_length": None}
+    singly = {"é/1": ((8, 9), SpecCounters(2, 1)), "2": ((), SpecCounters(0, None))}
     groups = [Group("held out", "all", [Prompt("é/1", (5, 6)), Prompt("2", (7,))]), Group("s", "a")]
-    return Measured(groups, 1, [1, 3], [point], [row], drafted={(3, 8): {"é/1": (8, 9), "2": ()}})
+    return Measured(
+        groups, 1, [1, 3], [point], [row], drafted={(3, 8): {"é/1": (8, 9), "2": ()}}, singly=singly
+    )
 
 
 def test_what_was_measured_comes_back(tmp_path: Path) -> None:

@@ -24,11 +24,15 @@ def predict_acceptance(
 ) -> list[Acceptance]:
     """Replay decoding of each sample's first answer: exact where the target wrote it greedily.
 
-    ``target_ids`` [W] maps draft ids to target ids.
+    ``target_ids`` [W] maps draft ids to target ids. An answer of one token takes no round.
     """
     found = []
     for index in indices:
-        batch = pack_batch([states.read(index)], num_draft_tokens, target_ids.device, draft.fc.weight.dtype)
+        item = states.read(index)
+        if not item.sample.supervised[item.sample.loss_mask.argmax()]:
+            found.append(Acceptance.empty(num_draft_tokens))
+            continue
+        batch = pack_batch([item], num_draft_tokens, target_ids.device, draft.fc.weight.dtype)
         result = run_unroll(draft, teacher, target_ids, batch, step_decay=1.0)
         rows = batch.plan.rows[0]
         answers = replay_answers(rows, result.accepted, result.depth, num_draft_tokens, max_new_tokens)

@@ -8,20 +8,23 @@ import torch
 
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.base import TargetSession
-from eyas.evaluate.lossless import Lead
 from eyas.train.metrics import Acceptance
+
+_NUM_LIKELIEST = 20
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Tokens after the prompt (with the end-of-turn if reached), the time they took, and the lead of each
-    over the target's next likeliest."""
+    """Tokens after the prompt (with the end-of-turn if reached), and the time they took.
+
+    ``likeliest`` are the highest logits at each token, by token, of the target alone; ``rounds`` the draft
+    tokens proposed in each round, and how many of them were accepted.
+    """
 
     token_ids: list[int]
     seconds: float
-    leads: list[Lead]
+    likeliest: tuple[dict[int, float], ...] = ()
     acceptance: Acceptance | None = None
-    # Draft tokens proposed in each round, and how many of them were accepted.
     rounds: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
@@ -32,15 +35,18 @@ def decode_plain(
     """Decode greedily with the target alone, one token a forward."""
     started = time.perf_counter()
     tokens: list[int] = []
-    leads: list[Lead] = []
+    highest: list[tuple[torch.Tensor, torch.Tensor]] = []
     logits, _ = session.extend(prompt)
     while True:
-        token, lead = _greedy(logits[-1])
+        token = _greedy(logits[-1])
         tokens.append(token)
-        leads.append(lead)
+        highest.append(logits[-1].float().topk(min(_NUM_LIKELIEST, logits.shape[-1])))
         if token in eos_token_ids or len(tokens) >= max_new_tokens:
-            return Decoded(tokens, time.perf_counter() - started, leads)
+            break
         logits, _ = session.extend([token])
+    seconds = time.perf_counter() - started
+    likeliest = (dict(zip(ids.tolist(), values.tolist(), strict=True)) for values, ids in highest)
+    return Decoded(tokens, seconds, tuple(likeliest))
 
 
 @torch.inference_mode()
@@ -60,8 +66,8 @@ def decode_speculative(
     acceptance = Acceptance.empty(num_draft_tokens)
     rounds: list[tuple[tuple[int, ...], int]] = []
     logits, aux = session.extend(prompt)
-    token, lead = _greedy(logits[-1])
-    tokens, leads = [token], [lead]
+    token = _greedy(logits[-1])
+    tokens = [token]
     # The draft's row i reads the state of token i and the token after it.
     following = [*prompt[1:], token]
     while tokens[-1] not in eos_token_ids and len(tokens) < max_new_tokens:
@@ -70,9 +76,8 @@ def decode_speculative(
         room = max_new_tokens - len(tokens)
         new: list[int] = []
         for place in range(num_draft_tokens + 1):
-            token, lead = _greedy(logits[place])
+            token = _greedy(logits[place])
             new.append(token)
-            leads.append(lead)
             agrees = place < num_draft_tokens and proposal[place] == token
             if not agrees or token in eos_token_ids or len(new) == room:
                 break
@@ -83,7 +88,7 @@ def decode_speculative(
         # Of the tokens just run, all but the newest are verified and stay in the cache.
         session.truncate(len(prompt) + len(tokens) - 1)
         aux, following = states[: len(new)], new
-    return Decoded(tokens, time.perf_counter() - started, leads, acceptance, tuple(rounds))
+    return Decoded(tokens, time.perf_counter() - started, (), acceptance, tuple(rounds))
 
 
 class DraftChain:
@@ -153,7 +158,5 @@ def _attend_last(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     return out[0].transpose(0, 1)
 
 
-def _greedy(logits: torch.Tensor) -> tuple[int, Lead]:
-    """Return the greedy token and its lead over the next one."""
-    top = logits.float().topk(2)
-    return int(top.indices[0]), Lead(float(top.values[0]), float(top.values[0] - top.values[1]))
+def _greedy(logits: torch.Tensor) -> int:
+    return int(logits.argmax())

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -11,56 +10,61 @@ import torch
 # its rounding steps, and by no less than those of a logit of 16: smaller ones are sums of larger terms.
 _NEAR_TIE_FP32 = 1e-3
 _STEPS_16_BITS, _LEAST_TOP = 4, 16.0
-
-
-class Lead(NamedTuple):
-    """The target's highest logit at a position, and how far another one is below it."""
-
-    top: float
-    gap: float
-
-
-UNRELATED = Lead(_LEAST_TOP, math.inf)
+_SLACK = 1 + 1e-4  # two log-probabilities are not quite as far apart as their logits
 
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where two answers part; ``gap`` is how far the worse of the two tokens is below ``top``, in logits."""
+    """Where two answers part; ``gap`` is how far the worse of the two tokens is below ``top``, the target's
+    highest logit there. None: one answer ends, a token is not among the likeliest, or nobody was asked.
+
+    A token of -1 stands for an answer's end.
+    """
 
     prompt_id: str
     position: int
     expected: int
     found: int
-    top: float
-    gap: float
+    top: float | None = None
+    gap: float | None = None
+
+    def judged(self, logits: Mapping[int, float]) -> "FirstDifference":
+        """Put in ``top`` and ``gap`` from the highest logits there, by token."""
+        tokens = self.expected, self.found
+        top = max(logits.values())
+        gap = top - min(logits[t] for t in tokens) if logits.keys() >= set(tokens) else None
+        return FirstDifference(self.prompt_id, self.position, *tokens, top, gap)
 
 
 def first_difference(
-    prompt_id: str, expected: Sequence[int], found: Sequence[int], leads: Sequence[Lead]
+    prompt_id: str,
+    expected: Sequence[int],
+    found: Sequence[int],
+    likeliest: Sequence[Mapping[int, float]] | None = None,
 ) -> FirstDifference | None:
-    """Compare the target's own answer with the speculative one; ``leads`` are those of the former."""
+    """Compare the target's own answer with another; ``likeliest`` are the former's logits, by position."""
     for position, (a, b) in enumerate(zip(expected, found, strict=False)):
         if a != b:
-            return FirstDifference(prompt_id, position, a, b, *leads[position])
+            difference = FirstDifference(prompt_id, position, a, b)
+            return difference.judged(likeliest[position]) if likeliest else difference
     if len(expected) != len(found):
         position = min(len(expected), len(found))
         tokens = [answer[position] if position < len(answer) else -1 for answer in (expected, found)]
-        return FirstDifference(prompt_id, position, tokens[0], tokens[1], *UNRELATED)
+        return FirstDifference(prompt_id, position, *tokens)
     return None
 
 
-def lead_over(logits: Mapping[int, float], tokens: Sequence[int]) -> Lead:
-    """Return the lead over the worst of ``tokens``; ``logits`` are the highest ones, by token."""
-    top = max(logits.values())
-    return Lead(top, top - min(logits.get(token, -math.inf) for token in tokens))
+def is_near_tie(dtype: str, top: float | None, gap: float | None) -> bool:
+    """Whether a token ``gap`` below ``top`` can be the likeliest for a batch of another shape."""
+    return top is not None and gap is not None and gap <= near_tie(dtype, top)
 
 
 def near_tie(dtype: str, top: float) -> float:
     """Return how far below ``top`` a logit may be and still be the highest for a batch of another shape.
 
-    Four steps of rounding in 16 bits: 0.5 in bfloat16 up to a ``top`` of 32, then 1.
+    Four steps of rounding in 16 bits: in bfloat16 0.5 up to a ``top`` of 32, then 1.
     """
     if dtype == "float32":
         return _NEAR_TIE_FP32
     exponent = math.frexp(max(abs(top), _LEAST_TOP))[1] - 1
-    return float(_STEPS_16_BITS * torch.finfo(getattr(torch, dtype)).eps * 2**exponent)
+    return float(_SLACK * _STEPS_16_BITS * torch.finfo(getattr(torch, dtype)).eps * 2**exponent)

@@ -38,19 +38,19 @@ def same_length(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 def diagnose(
     served: tuple[float, float],
-    reference: float | None,
-    of_stored: tuple[float, float] | None,
+    reference: float,
+    of_states: tuple[float, float] | None,
     same_text: bool | None,
 ) -> list[str]:
-    """Return the contracts that acceptance lengths contradict; none when all agree.
+    """Return the contracts that acceptance lengths contradict; none when all agree. NaN: of no answer.
 
-    ``reference`` is what ``served`` must be; ``of_stored`` what this process decodes, and what the stored
-    states predict, of the answers that are stored as decoded; ``same_text`` whether the engine's target alone
-    wrote what the one in this process did. Each may be unknown.
+    ``reference`` is what ``served`` must be; ``of_states`` what this process decodes and what the stored
+    states predict of the same answers; ``same_text`` whether the engine's target alone wrote what the one in
+    this process did. The last two may be unknown.
     """
     found = []
-    if of_stored is not None:
-        decoded, predicted = of_stored
+    if of_states is not None:
+        decoded, predicted = of_states
         if not same_length((decoded, decoded), (predicted, predicted)):
             found.append(
                 f"states: decoding in this process gives {decoded:.3f}, the stored states predict "
@@ -61,7 +61,7 @@ def diagnose(
             "target: the engine alone writes other text than the target in this process: another dtype, "
             "other weights, or other prompt tokens"
         )
-    if reference is not None and not same_length(served, (reference, reference)):
+    if not same_length(served, (reference, reference)):
         found.append(
             f"export: the engine gets {served[0]:.3f} to {served[1]:.3f}, eyas {reference:.3f}: it computes "
             "another draft (layer ids, norms, rotary positions, d2t) or feeds it other states"

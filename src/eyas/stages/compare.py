@@ -14,6 +14,7 @@ from eyas.progress import say
 from eyas.screens import duration
 from eyas.stages.html import html_page, html_table
 from eyas.stages.records import FOLDERS, STAGES, read_record
+from eyas.stages.served_page import identical_of
 from eyas.stages.svg import line_chart
 
 Records = dict[str, dict[str, Any]]
@@ -106,10 +107,11 @@ def _figures(records: Records) -> dict[str, str]:
             "acceptance length, predicted": f"{report['predicted']:.3f}",
             "accepted by position": ", ".join(f"{rate:.0%}" for rate in report["acceptance_rates"]),
             "draft tokens": f"{report['num_draft_tokens']}",
-            "identical answers": f"{report['identical']} of {report['num_prompts']}",
+            "identical answers": identical_of(report),
             "tokens/s with the draft": f"{report['drafted_tokens_per_s']:.1f}",
-            "tokens/s without": f"{report['plain_tokens_per_s']:.1f}",
         }
+        if report["plain_tokens_per_s"] is not None:  # else a server's, which has only the draft
+            found["tokens/s without"] = f"{report['plain_tokens_per_s']:.1f}"
     if "train" in records:
         train = records["train"]
         found |= {

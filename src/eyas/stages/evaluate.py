@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from eyas.config.schema import RunConfig
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.engines.base import Prompt
 from eyas.errors import ContractError, UserError
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
-from eyas.evaluate.lossless import first_difference, near_tie
+from eyas.evaluate.lossless import first_difference, is_near_tie
 from eyas.export.vllm import load_export
 from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
 from eyas.stages.examples import examples_of
 from eyas.stages.export import is_whole
-from eyas.stages.held_out import HeldOut, Here
+from eyas.stages.held_out import HeldOut, Here, others_wrote
 from eyas.stages.measured import SO_FAR
 from eyas.stages.served import measure_served, served_figures
 from eyas.store.shards import ShardStore
@@ -61,12 +60,12 @@ def evaluate(context: RunContext) -> None:
     predicted = predict_acceptance(
         draft, teacher, target_ids, states, indices, settings.num_draft_tokens, settings.max_new_tokens
     )
-    stored = [_first_answer(states.sample(index)) for index in indices]
+    stored = [_first_answer(states.sample(index))[: settings.max_new_tokens] for index in indices]
     held_out = HeldOut(
         prompts,
         dict(zip(names, stored, strict=True)),
         dict(zip(names, predicted, strict=True)),
-        _wrote_greedily(context.config),
+        others_wrote(context.config) is None,
         here,
     )
     served = None
@@ -121,10 +120,13 @@ def _decode(
             chain = DraftChain(draft, target_ids)
             drafted = decode_speculative(engine.session(), chain, ids, k, limit, eos)
             here.plain[prompt.prompt_id], here.drafted[prompt.prompt_id] = plain, drafted
-            difference = first_difference(prompt.prompt_id, plain.token_ids, drafted.token_ids, plain.leads)
+            difference = first_difference(
+                prompt.prompt_id, plain.token_ids, drafted.token_ids, plain.likeliest
+            )
             if difference:
                 here.differences.append(difference)
-            acceptance += drafted.acceptance or Acceptance.empty(k)
+            assert drafted.acceptance is not None
+            acceptance += drafted.acceptance
             progress.advance(1, f"acceptance length {acceptance.length:.2f}")
     return here
 
@@ -157,12 +159,6 @@ def _num_known(sample: TokenizedSample, eos_token_ids: Sequence[int]) -> float:
     # The last state of an answer cut at the sample's end still tells the token after it. One cut by the
     # length limit in an earlier turn is followed by the template's own end of turn, and tells nothing.
     return len(answer) + (sample.cut and start + len(answer) == len(sample))
-
-
-def _wrote_greedily(config: RunConfig) -> bool:
-    """Whether the stored answers are the target's own greedy ones, from an engine of this run."""
-    own = config.extract.prepared_data is None and config.regenerate.enabled
-    return own and not config.regenerate.endpoint and config.regenerate.temperature == 0
 
 
 def _first_answer(sample: TokenizedSample) -> tuple[int, ...]:
@@ -210,10 +206,11 @@ def _rate(decoded: Collection[Decoded]) -> float:
 def _check_lossless(differences: Sequence[dict[str, Any]], dtype: str) -> None:
     """Raises: ContractError for a difference that is no near-tie of the target's own top two tokens."""
     for d in differences:
-        if d["gap"] > near_tie(dtype, d["top"]):
+        if not is_near_tie(dtype, d["top"], d["gap"]):
+            by = "by far" if d["gap"] is None else f"by {d['gap']:.3g} logits"
             raise ContractError(
                 f"the draft changed the answer to {d['prompt_id']}: token {d['position']} is {d['found']} "
-                f"instead of {d['expected']}, which leads by {d['gap']:.3g} logits",
+                f"instead of {d['expected']}, which leads {by}",
                 hint="this must never happen; please report it with the run folder's report.json",
             )
 

@@ -1,17 +1,21 @@
 """The held-out prompts of an evaluation: what is known of each, and what a served draft's answers must be."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eyas.config.schema import RunConfig
 from eyas.engines.base import Prompt
+from eyas.engines.counters import SpecCounters
 from eyas.evaluate.decode import Decoded
-from eyas.evaluate.lossless import UNRELATED, FirstDifference, first_difference, lead_over, near_tie
+from eyas.evaluate.lossless import FirstDifference, first_difference, is_near_tie
 from eyas.evaluate.served import diagnose
 from eyas.progress import say
-from eyas.stages.measured import Answers, Measured
+from eyas.stages.measured import Measured
 from eyas.train.metrics import Acceptance
+
+# Answers are told to be the same ones by so many tokens: in 16 bits, long ones part at some near-tie.
+_BEGINNING = 16
 
 
 @dataclass(frozen=True)
@@ -25,64 +29,68 @@ class Here:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """By prompt: the stored answer's tokens, as far as they are known, and what its states predict.
+    """By prompt: the stored answer as far as it will be decoded, and the acceptance that its states predict.
 
-    ``is_greedy`` says that the target wrote the answers itself, greedily, in an engine of this run.
+    ``from_target`` says that the target wrote the stored answers, greedily.
     """
 
     prompts: list[Prompt]
     stored: dict[str, tuple[int, ...]]
     predicted: dict[str, Acceptance]
-    is_greedy: bool
+    from_target: bool
     here: Here | None
 
     def as_stored(self, answers: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return the prompts whose answer is the stored one; only of these is the prediction exact."""
-        both = {name: (tuple(answers[name]), stored) for name, stored in self.stored.items()}
-        return [name for name, (a, b) in both.items() if a[: len(b)] == b[: len(a)]]
+        """Return the prompts whose answer is the stored one: of these alone the prediction is exact."""
+        return [name for name, ids in self.stored.items() if tuple(answers[name][: len(ids)]) == ids]
 
     def total_predicted(self) -> Acceptance:
-        return _total(self.predicted.values())
+        return _total(self.predicted, self.predicted)
 
     def total_decoded(self) -> Acceptance | None:
-        return _total(_acceptances(self.here.drafted.values())) if self.here else None
+        return _total(_acceptances(self.here), self.here.drafted) if self.here else None
 
 
-def agreement(
-    held_out: HeldOut, measured: Measured, served: tuple[float, float], num_draft_tokens: int, dtype: str
-) -> dict[str, Any]:
-    """Hold the ``served`` bounds of the acceptance length against what this process decoded or predicts."""
-    predicted, decoded = held_out.total_predicted(), held_out.total_decoded()
-    states = None
-    if decoded is not None:
-        assert held_out.here is not None
-        drafted = held_out.here.drafted
-        own = held_out.as_stored({name: answer.token_ids for name, answer in drafted.items()})
-        reference: float | None = decoded.length
-        if own:
-            states = (
-                _total(_acceptances(drafted[name] for name in own)).length,
-                _total(held_out.predicted[name] for name in own).length,
-            )
+def others_wrote(config: RunConfig) -> str | None:
+    """Say whose the stored answers are, unless the target itself wrote them greedily."""
+    if config.extract.prepared_data is not None:
+        return "samples from elsewhere, whoever wrote their answers"
+    if not config.regenerate.enabled:
+        return "the answers in the data, which the target did not write"
+    if config.regenerate.temperature > 0:
+        return f"answers sampled at temperature {config.regenerate.temperature:g}"
+    return None
+
+
+def agreement(held_out: HeldOut, measured: Measured, dtype: str) -> dict[str, Any]:
+    """Hold acceptance lengths of the same texts against each other: served, decoded here and predicted."""
+    here, answers = held_out.here, {name: ids for name, (ids, _) in measured.singly.items()}
+    if here is None:
+        same, acceptances, states = held_out.as_stored(answers), held_out.predicted, None
+        plain: Mapping[str, Sequence[int]] = answers
     else:
-        own = held_out.as_stored(_first_answers(measured, num_draft_tokens))
-        # A prediction is of the stored text; in 16 bits some answers part from it at near-ties.
-        needed = len(held_out.prompts) * (1.0 if dtype == "float32" else 0.5)
-        reference = predicted.length if len(own) >= needed else None
-    share = f"{len(own)} of {len(held_out.prompts)} stored answers"
+        plain = {name: answer.token_ids for name, answer in here.plain.items()}
+        drafted = {name: answer.token_ids for name, answer in here.drafted.items()}
+        same = [name for name, ids in drafted.items() if tuple(ids) == answers[name]]
+        acceptances = _acceptances(here)
+        known = held_out.as_stored(drafted)
+        states = _total(acceptances, known).length, _total(held_out.predicted, known).length
+    served = _lengths([measured.singly[name] for name in same])
+    reference = _total(acceptances, same).length
     broken = diagnose(served, reference, states, _same_text(held_out, measured, dtype))
-    if held_out.is_greedy and dtype == "float32" and len(own) < len(held_out.prompts):
+    begun = sum(tuple(plain[n][:_BEGINNING]) == ids[:_BEGINNING] for n, ids in held_out.stored.items())
+    if held_out.from_target and 2 * begun < len(held_out.prompts):
         broken.append(
-            f"answers: only {share} are what the target writes: it was asked with other prompt tokens, or "
-            "computed with other weights, when it wrote them"
+            f"answers: only {begun} of {len(held_out.prompts)} begin as the target wrote them for the "
+            "training: the prompt tokens, the weights or the dtype were others"
         )
-    elif not own or reference is None:
-        say(f"evaluate: {share} are the target's own greedy ones: too few to hold the prediction against")
+    elif not same:
+        expected = "decoded here" if here else "stored"
+        say(f"evaluate: the engine gives none of the answers that are {expected}: lengths cannot be compared")
     return {
-        "served": list(served),
-        "predicted": predicted.length,
-        "in_process": decoded.length if decoded else None,
-        "as_stored": len(own),
+        "compared": len(same),
+        "served": list(served) if same else None,
+        "reference": reference if same else None,
         "broken": broken,
     }
 
@@ -93,32 +101,34 @@ def differences_of(measured: Measured, here: Here | None, target: Any) -> list[F
     The engine's own ``target`` judges; of a server that has only the draft, the target in this process does.
     """
     prompts = {p.prompt_id: p for p in measured.prompts}
-    found: dict[FirstDifference, list[int]] = {}  # with the tokens up to it
+    found: set[tuple[FirstDifference, tuple[int, ...]]] = set()  # with the tokens up to it
     for (_, concurrency), answers in measured.drafted.items():
-        alone = measured.alone.get(concurrency)
         for prompt_id, answer in answers.items():
-            if alone is not None:
-                expected = list(alone[prompt_id])
-                leads = [UNRELATED] * len(expected)
+            if measured.alone:
+                expected: Sequence[int] = measured.alone[concurrency][prompt_id]
+                difference = first_difference(prompt_id, expected, answer)
             elif here is not None and prompt_id in here.plain:
-                expected, leads = here.plain[prompt_id].token_ids, here.plain[prompt_id].leads
+                own = here.plain[prompt_id]
+                expected, difference = (
+                    own.token_ids,
+                    first_difference(prompt_id, own.token_ids, answer, own.likeliest),
+                )
             else:
                 continue
-            difference = first_difference(prompt_id, expected, answer, leads)
             if difference:
-                found[difference] = [*prompts[prompt_id].token_ids, *expected[: difference.position]]
+                before = *prompts[prompt_id].token_ids, *expected[: difference.position]
+                found.add((difference, before))
+    ordered = sorted(found, key=lambda pair: (pair[0].prompt_id, pair[1], pair[0].found))
     if not found or not measured.alone:
-        return list(found)
+        return [difference for difference, _ in ordered]
     say(f"evaluate: {len(found)} answers differ from the target's own; asking it how near those ties are")
-    return [_with_lead(d, target.next_token_logits(before)) for d, before in found.items()]
+    return [_asked(target, difference, before) for difference, before in ordered]
 
 
-def _with_lead(difference: FirstDifference, logits: dict[int, float]) -> FirstDifference:
-    """Put in the target's highest logit, and how far the worse of the two tokens is below it."""
-    if difference.expected < 0 or difference.found < 0:
+def _asked(target: Any, difference: FirstDifference, before: Sequence[int]) -> FirstDifference:
+    if -1 in (difference.expected, difference.found):
         return difference  # one answer ends where the other goes on, without an end-of-turn
-    lead = lead_over(logits, (difference.expected, difference.found))
-    return dataclasses.replace(difference, top=lead.top, gap=lead.gap)
+    return difference.judged(target.next_token_logits(before))
 
 
 def _same_text(held_out: HeldOut, measured: Measured, dtype: str) -> bool | None:
@@ -127,20 +137,26 @@ def _same_text(held_out: HeldOut, measured: Measured, dtype: str) -> bool | None
         return None
     alone = next(iter(measured.alone.values()))
     for name, ours in held_out.here.plain.items():
-        difference = first_difference(name, ours.token_ids, alone[name], ours.leads)
-        if difference and difference.gap > near_tie(dtype, difference.top):
+        difference = first_difference(name, ours.token_ids, alone[name], ours.likeliest)
+        if difference and not is_near_tie(dtype, difference.top, difference.gap):
             return False
     return True
 
 
-def _first_answers(measured: Measured, num_draft_tokens: int) -> Answers:
-    return next(answers for (k, _), answers in measured.drafted.items() if k == num_draft_tokens)
+def _lengths(singly: Sequence[tuple[Sequence[int], SpecCounters]]) -> tuple[float, float]:
+    """Return the bounds of the acceptance length of these answers together."""
+    accepted = [count.accepted for _, count in singly]
+    known = [n for n in accepted if n is not None]
+    total = SpecCounters(
+        sum(count.rounds for _, count in singly), sum(known) if len(known) == len(accepted) else None
+    )
+    return total.lengths(sum(len(ids) for ids, _ in singly), len(singly))
 
 
-def _acceptances(decoded: Iterable[Decoded]) -> Iterator[Acceptance]:
-    return (one.acceptance for one in decoded if one.acceptance is not None)
+def _acceptances(here: Here) -> dict[str, Acceptance]:
+    return {name: answer.acceptance for name, answer in here.drafted.items() if answer.acceptance is not None}
 
 
-def _total(parts: Iterable[Acceptance]) -> Acceptance:
-    first, *others = parts
-    return sum(others, first)
+def _total(parts: Mapping[str, Acceptance], names: Iterable[str]) -> Acceptance:
+    num_draft_tokens = len(next(iter(parts.values())).accepted_at)
+    return sum((parts[name] for name in names), Acceptance.empty(num_draft_tokens))

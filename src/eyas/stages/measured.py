@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.engines.base import Prompt
+from eyas.engines.counters import SpecCounters
 from eyas.evaluate.served import ServingPoint
 from eyas.files import read_json, seal, unseal, write_json
 from eyas.types import Conversation
@@ -41,6 +42,8 @@ class Measured:
     # Greedy answers by concurrency: of the target alone, and of each K.
     alone: dict[int, Answers] = field(default_factory=dict)
     drafted: dict[tuple[int, int], Answers] = field(default_factory=dict)
+    # Greedy answers to held-out prompts one at a time, with what the engine counted for each.
+    singly: dict[str, tuple[tuple[int, ...], SpecCounters]] = field(default_factory=dict)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -59,6 +62,9 @@ class Measured:
             "points": [dataclasses.asdict(point) for point in self.points],
             "categories": self.categories,
             "drafted": [[k, concurrency, answers] for (k, concurrency), answers in self.drafted.items()],
+            "singly": {
+                name: [ids, count.rounds, count.accepted] for name, (ids, count) in self.singly.items()
+            },
         }
         write_json(path, seal(value))
 
@@ -81,6 +87,10 @@ class Measured:
                 drafted={
                     (k, concurrency): {prompt_id: tuple(ids) for prompt_id, ids in answers.items()}
                     for k, concurrency, answers in kept["drafted"]
+                },
+                singly={
+                    name: (tuple(ids), SpecCounters(rounds, accepted))
+                    for name, (ids, rounds, accepted) in kept["singly"].items()
                 },
             )
         except (OSError, ValueError, LookupError, TypeError):  # nothing there, or not as it was written

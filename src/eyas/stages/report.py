@@ -6,9 +6,10 @@ from pathlib import Path
 from eyas.files import atomic_file
 from eyas.stages import sections as parts
 from eyas.stages.context import RunContext, facts_of
+from eyas.stages.held_out import others_wrote
 from eyas.stages.html import html_page, html_table
 from eyas.stages.inspect import prepared_sections
-from eyas.stages.served_page import served_rows, served_sections
+from eyas.stages.served_page import identical_of, served_rows, served_sections
 
 
 def summary_rows(context: RunContext) -> list[tuple[str, str]]:
@@ -32,7 +33,7 @@ def summary_rows(context: RunContext) -> list[tuple[str, str]]:
             f"{report['acceptance']:.3f} decoded, {report['predicted']:.3f} predicted"
             + (" (of other texts, see the report)" if prediction_note(context) else ""),
         ),
-        ("identical outputs", f"{report['identical']} of {prompts}"),
+        ("identical outputs", identical_of(report)),
         ("speed", f"{with_draft:.1f} tokens/s with the draft{compared} ({place})"),
     ]
 
@@ -89,12 +90,8 @@ def prediction_note(context: RunContext) -> str | None:
 
     The prediction replays the stored answers. They are the target's greedy ones only if it wrote them so.
     """
-    regenerate = context.config.regenerate
-    if not regenerate.enabled:
-        whose = "the answers in the data, which the target did not write"
-    elif regenerate.temperature > 0:
-        whose = f"answers sampled at temperature {regenerate.temperature:g}"
-    else:
+    whose = others_wrote(context.config)
+    if whose is None:
         return None
     return (
         f"predicted and decoded acceptance are of different texts: predicted on {whose}, decoded on "

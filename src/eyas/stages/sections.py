@@ -9,6 +9,7 @@ import eyas
 from eyas.config.explain import to_commented_yaml
 from eyas.stages.context import RunContext, facts_of
 from eyas.stages.html import html_bars, html_table
+from eyas.stages.served_page import identical_of
 from eyas.stages.svg import line_chart
 
 
@@ -90,9 +91,7 @@ def checks(context: RunContext) -> list[str]:
     spec = context.spec
     dropped = sum(prepared.get("drops", {}).values())
     failures = extracted["num_failures"]
-    lossless = (
-        f"{report['identical']} of {report['num_prompts']} answers are the target's own, token for token"
-    )
+    lossless = f"answers that are the target's own, token for token: {identical_of(report)}"
     if report["differences"]:
         lossless += "; each other one first differs at a near-tie of the target's top two tokens"
     rows = [

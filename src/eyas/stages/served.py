@@ -57,12 +57,10 @@ def measure_served(context: RunContext, held_out: HeldOut) -> dict[str, Any]:
         if k:
             measured.done.append(k)
             measured.save(so_far, conditions)
-    length = next(
-        c["acceptance_length"]
-        for c in measured.categories
-        if c["suite"] == HELD_OUT and c["num_draft_tokens"] == settings.num_draft_tokens
-    )
     points = with_speed_up(sorted(measured.points, key=attrgetter(*_CONDITIONS)))
+    compared = len(held_out.prompts) * bool(held_out.here)
+    if measured.alone:
+        compared = sum(len(answers) for answers in measured.drafted.values())
     return {
         "engine": settings.endpoint or f"vllm {_vllm_version()}",
         "num_prompts": len(measured.prompts),
@@ -70,14 +68,12 @@ def measure_served(context: RunContext, held_out: HeldOut) -> dict[str, Any]:
         "points": [dataclasses.asdict(p) for p in points],
         "categories": measured.categories,
         "lossless": {
-            "compared": sum(len(answers) for answers in measured.drafted.values()) if measured.alone else
-            len(held_out.prompts) * bool(held_out.here),
-            "identical_held_out": len(held_out.stored.keys() - {d.prompt_id for d in differences}),
+            "compared": compared,
+            "identical_held_out":
+            len(held_out.stored.keys() - {d.prompt_id for d in differences}) if compared else None,
             "differences": [vars(d) for d in differences],
         },
-        "agreement": agreement(
-            held_out, measured, length, settings.num_draft_tokens, context.spec.dtype
-        ),
+        "agreement": agreement(held_out, measured, context.spec.dtype),
         "recommendation": recommend(points),
     }  # fmt: skip
 
@@ -225,11 +221,21 @@ def _measure(context: RunContext, decoder: Decoder, k: int | None, measured: Mea
                     measured.alone[concurrency] = answers
                 else:
                     measured.drafted[drafted, concurrency] = answers
+        if temperature == 0 and drafted == settings.num_draft_tokens:
+            _measure_singly(decoder, measured, sampling)
         if drafted:
             for group in measured.groups:
                 point, _ = _point(decoder, drafted, group.prompts, sweep[-1], sampling)
                 kept = {key: vars(point)[key] for key in _CATEGORY_KEYS}
                 measured.categories.append({"suite": group.suite, "category": group.category, **kept})
+
+
+def _measure_singly(decoder: Decoder, measured: Measured, sampling: Sampling) -> None:
+    """Count each held-out prompt alone, so that lengths of the same text can be compared."""
+    for prompt in next(group for group in measured.groups if group.suite == HELD_OUT).prompts:
+        before = decoder.counters()
+        answer = decoder.answer([prompt], 1, sampling).answers[prompt.prompt_id]
+        measured.singly[prompt.prompt_id] = tuple(answer.token_ids), decoder.counters() - before
 
 
 _CONDITIONS = ("num_draft_tokens", "temperature", "concurrency")

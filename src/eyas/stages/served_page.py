@@ -9,6 +9,12 @@ from eyas.stages.html import html_bars, html_table
 from eyas.stages.svg import line_chart
 
 
+def identical_of(report: dict[str, Any]) -> str:
+    """Say how many of the answers with the draft are the target's own."""
+    known = report["identical"] is not None
+    return f"{report['identical']} of {report['num_prompts']}" if known else "not compared"
+
+
 def served_rows(served: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of the summary table that the engine's figures fill."""
     rows = [("served by", served["engine"])]
@@ -26,8 +32,7 @@ def served_rows(served: dict[str, Any]) -> list[tuple[str, str]]:
     lossless, agreement = served["lossless"], served["agreement"]
     rows += [
         ("lossless", f"{len(lossless['differences'])} of {lossless['compared']} answers part at a near-tie"),
-        ("agreement", "; ".join(agreement["broken"]) or f"served {_bounds(agreement['served'])}, predicted "
-         f"{agreement['predicted']:.3f}"),
+        ("agreement", "; ".join(agreement["broken"]) or _agreement(agreement)),
         ("recommendation", served["recommendation"]),
     ]  # fmt: skip
     return rows
@@ -62,6 +67,13 @@ def served_sections(served: dict[str, Any]) -> Iterator[str]:
 
 def _conditions(point: dict[str, Any]) -> str:
     return f"{point['concurrency']} at a time, temperature {point['temperature']:g}"
+
+
+def _agreement(agreement: dict[str, Any]) -> str:
+    if not agreement["compared"]:
+        return "no answers of the same text to compare"
+    served, reference = _bounds(agreement["served"]), agreement["reference"]
+    return f"{agreement['compared']} answers of the same text: served {served}, expected {reference:.3f}"
 
 
 def _bounds(length: list[float]) -> str:

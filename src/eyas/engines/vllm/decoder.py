@@ -16,7 +16,7 @@ from eyas.engines.served import Served
 from eyas.engines.vllm.arguments import Plan, engine_arguments
 from eyas.engines.vllm.engine import seed_of, to_completion
 from eyas.engines.vllm.session import first_line, start_llm, vllm_environment, watch
-from eyas.engines.vllm.versions import check_draft_support, check_parallel
+from eyas.engines.vllm.versions import RAW_LOGITS, check_draft_support, check_parallel, installed_version
 from eyas.errors import EyasError, UserError
 from eyas.types import Failure, TargetSpec
 
@@ -95,8 +95,7 @@ class VllmDecoder:
         return served
 
     def next_token_logits(self, token_ids: Sequence[int]) -> dict[int, float]:
-        """Return the logits of the likeliest tokens behind ``token_ids``; of the target alone."""
-        assert not self.has_draft
+        """Return the logits of the likeliest tokens behind ``token_ids``, up to a constant."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, detokenize=False)
@@ -152,9 +151,9 @@ def _start(plan: Plan, draft: Path | None, num_draft_tokens: int) -> Any:
 
     own: dict[str, Any] = {"skip_tokenizer_init": True, "use_tqdm_on_load": False}
     own["disable_log_stats"] = False  # or there are no counters
-    if draft is None:
-        own["logprobs_mode"] = "raw_logits"  # what ``next_token_logits`` is to return
-    else:
+    if installed_version() >= RAW_LOGITS:
+        own["logprobs_mode"] = "raw_logits"
+    if draft is not None:
         own["speculative_config"] = {
             "method": "eagle3",
             "model": str(draft),

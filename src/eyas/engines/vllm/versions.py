@@ -20,6 +20,8 @@ OLDEST: Version = (0, 16)
 FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
 DRAFTS: Version = (0, 22)  # EAGLE-3.1's norms; older ones ignore them in silence
+# Before, asking for logits in place of log-probabilities started another, slower model runner.
+RAW_LOGITS: Version = (0, 26)
 # Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
 CPU_CACHE_SIZED: Version = (0, 20)
 # The one version whose CPU build does not start without these libraries in LD_PRELOAD; others only warn.
