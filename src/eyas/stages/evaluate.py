@@ -25,6 +25,7 @@ from eyas.stages.export import is_whole
 from eyas.stages.held_out import HeldOut, Here, others_wrote
 from eyas.stages.measured import SO_FAR
 from eyas.stages.served import measure_served, served_figures
+from eyas.stages.served_page import identical_of
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
 from eyas.train.metrics import Acceptance
@@ -87,9 +88,8 @@ def evaluate(context: RunContext) -> None:
     _check_agreement(served, context.spec.dtype)
     finish(context, "evaluate", fingerprint(report["acceptance"]), report=report)
     if here is not None:
-        say(
-            f"evaluate: {report['identical']} of {len(prompts)} answers are the target's own, token for token"
-        )
+        others = "; the others part at near-ties" if here.differences else ""
+        say(f"evaluate: {identical_of(report)} answers are the target's own, token for token{others}")
     if served is not None:
         say(f"evaluate: {served['recommendation']}")
 
