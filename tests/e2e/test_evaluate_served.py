@@ -85,7 +85,7 @@ def test_vllm_agrees_with_prediction_and_decoding_here(
     assert report["predicted"] == report["acceptance"] == served["agreement"]["reference"]
     assert served["agreement"]["compared"] == 4
     assert served["num_prompts"] == 4 + 4  # two of them turns of one dialogue
-    assert served["lossless"] == {"compared": 16, "identical_held_out": 4, "differences": []}
+    assert served["lossless"] == {"compared": 20, "identical_held_out": 4, "differences": []}
     kinds = [(p["num_draft_tokens"], p["concurrency"]) for p in served["points"]]
     assert kinds == [(0, 1), (0, 4), (2, 1), (2, 4)]
     assert [p["speed_up"] is None for p in served["points"]] == [True, True, False, False]
@@ -170,6 +170,7 @@ def test_a_server_with_sglangs_counters_is_measured_without_decoding_here(run_fi
 @needs_vllm
 def test_the_logits_that_judge_a_difference_are_the_targets_own(tiny_target: Path) -> None:
     from eyas.engines.vllm.decoder import VllmDecoder
+    from eyas.engines.vllm.versions import RAW_LOGITS, installed_version
 
     spec, ids = spec_of(tiny_target), list(range(5, 45))
     decoder = VllmDecoder(
@@ -186,7 +187,11 @@ def test_the_logits_that_judge_a_difference_are_the_targets_own(tiny_target: Pat
         found = decoder.next_token_logits(ids)
         logits, _ = engine.session().extend(ids)
     expected = dict(zip(*(column.tolist() for column in reversed(logits[-1].topk(20))), strict=True))
-    assert found == pytest.approx(expected, rel=1e-4)
+    tops = max(found.values()), max(expected.values())
+    assert installed_version() < RAW_LOGITS or tops[0] == pytest.approx(tops[1], rel=1e-4)
+    assert {t: tops[0] - found[t] for t in found} == pytest.approx(
+        {t: tops[1] - expected[t] for t in expected}, abs=1e-3
+    )
 
 
 def test_a_prediction_from_answers_of_others_accuses_nobody(tmp_path: Path, tiny_target: Path) -> None:
@@ -214,7 +219,8 @@ def test_a_prediction_from_answers_of_others_accuses_nobody(tmp_path: Path, tiny
             assert screen.code == 0, screen.err
             report = report_of(path)
             assert report["served"]["agreement"]["compared"] == (3 if in_process else 0)
-            assert ("gives none of the answers that are stored" in screen.err) == (not in_process)
+            said = "no answer decoded here is the stored one" if in_process else "answers that are stored"
+            assert said in screen.err
             # or a comparison with it would have passed
             assert not report["acceptance"] / 1.03 <= report["predicted"] <= report["acceptance"] * 1.03
 

@@ -10,7 +10,7 @@ from eyas.engines.base import Prompt
 from eyas.engines.counters import SpecCounters
 from eyas.evaluate.decode import Decoded
 from eyas.evaluate.served import ServingPoint, diagnose, recommend, same_length, with_speed_up
-from eyas.stages.held_out import HeldOut, Here, agreement, differences_of, others_wrote
+from eyas.stages.held_out import HeldOut, Here, Writer, agreement, differences_of, others_wrote
 from eyas.stages.measured import Group, Measured
 from eyas.train.metrics import Acceptance
 
@@ -117,7 +117,7 @@ Answers = Mapping[str, tuple[int, ...]]
 
 
 def held_out_of(
-    decoded: Answers | None = None, from_target: bool = False, **predicted: Acceptance
+    decoded: Answers | None = None, written_by: Writer = "others", **predicted: Acceptance
 ) -> HeldOut:
     """Three prompts. An answer decoded as it is stored takes the rounds that should be predicted."""
     here = None
@@ -134,7 +134,7 @@ def held_out_of(
         likely = (dict.fromkeys(range(10), 20.0),) * 4  # everything is a near-tie
         here = Here({name: Decoded(list(ids), 1.0, likely) for name, ids in decoded.items()}, drafted, [])
     prompts = [Prompt(name, (1,)) for name in STORED]
-    return HeldOut(prompts, STORED, PREDICTED | predicted, from_target, here)
+    return HeldOut(prompts, STORED, PREDICTED | predicted, written_by, here)
 
 
 def agreement_of(held_out: HeldOut, answers: Answers, served: Mapping[str, Acceptance], dtype: str) -> Any:
@@ -192,13 +192,52 @@ def test_without_decoding_here_the_prediction_judges_the_text_it_is_of(
 
 @pytest.mark.parametrize("is_here", [True, False])
 @pytest.mark.parametrize(("num_others", "says"), [(0, []), (1, []), (2, ["answers"]), (3, ["answers"])])
-def test_answers_that_the_target_wrote_begin_so_again(
+def test_half_of_the_answers_of_a_server_begin_so_again(
     num_others: int, says: list[str], is_here: bool
 ) -> None:
     answers = {n: (9, *ids[1:]) if i < num_others else ids for i, (n, ids) in enumerate(STORED.items())}
-    held_out = held_out_of(answers if is_here else None, from_target=True)
+    held_out = held_out_of(answers if is_here else None, written_by="server")
     counts = {n: rounds(2, 2) if ids != STORED[n] else PREDICTED[n] for n, ids in answers.items()}
     assert contracts(agreement_of(held_out, answers, counts, "bfloat16")) == says
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("answer", "likely", "says"),
+    [
+        ((6, 7, 8), {}, []),
+        ((6, 7, 9, 9), {8: 20.0, 9: 20.0}, []),  # a tie
+        ((6, 7, 9), {8: 5.0, 9: 20.0}, ["answers"]),
+        ((6, 7), {8: 20.0, 9: 20.0}, ["answers"]),  # it ends where the stored one goes on
+    ],
+)
+def test_what_an_engine_of_the_run_wrote_is_written_again(
+    answer: tuple[int, ...], likely: dict[int, float], says: list[str], dtype: str
+) -> None:
+    answers = STORED | {"c": answer}
+    held_out = held_out_of(answers, written_by="target")
+    assert held_out.here is not None
+    held_out.here.plain["c"] = Decoded(list(answer), 1.0, (likely,) * 4)
+    alone = {1: {name: tuple(plain.token_ids) for name, plain in held_out.here.plain.items()}}
+    singly = {n: (ids, SpecCounters(2, 2)) for n, ids in answers.items() if n != "c"}
+    singly |= {
+        "a": (STORED["a"], SpecCounters(1, 2)),
+        "b": (STORED["b"], SpecCounters(1, 1)),
+        "c": ((), SpecCounters()),
+    }
+    found = agreement(held_out, Measured([], alone=alone, singly=singly), dtype)
+    assert contracts(found) == says
+
+
+def test_an_engine_that_counts_no_rounds_is_found_out() -> None:
+    answers = dict(STORED)
+    counts = dict.fromkeys(STORED, Acceptance.empty(2))
+    assert agreement_of(held_out_of(answers), answers, counts, "float32")["broken"] == [
+        "export: the engine counts no rounds: it does not decode with the draft"
+    ]
+    none = held_out_of(None, a=Acceptance.empty(2), b=Acceptance.empty(2), c=Acceptance.empty(2))
+    found = agreement_of(none, answers, counts, "float32")
+    assert (found["broken"], found["served"], found["reference"]) == ([], None, None)
 
 
 def test_an_answer_that_is_cut_short_or_empty_is_not_the_stored_one() -> None:
@@ -218,17 +257,21 @@ def test_each_difference_is_judged_where_it_is() -> None:
     alone = {1: {"a": (5, 3)}, 16: {"a": (8, 3)}}
     drafted = {(2, 1): {"a": (5, 4)}, (2, 16): {"a": (8, 4)}}
     measured = Measured([prompts], alone=alone, drafted=drafted)
-    found = differences_of(measured, None, Target())
+    found, compared = differences_of(measured, None, Target())
+    assert compared == 2
     assert [(d.top, d.gap) for d in found] == [(20.0, pytest.approx(0.1)), (20.0, 19.0)]
     ended = Measured([prompts], alone=alone, drafted={(2, 1): {"a": (5,)}})
-    assert [(d.top, d.gap) for d in differences_of(ended, None, Target())] == [(None, None)]
+    assert [(d.top, d.gap) for d in differences_of(ended, None, Target())[0]] == [(None, None)]
+    alone = Measured([prompts], alone={16: {"a": (5, 3)}}, singly={"a": ((5, 7), SpecCounters(1, 0))})
+    assert [(d.found, d.gap) for d in differences_of(alone, None, Target())[0]] == [(7, None)]
 
 
 def test_a_server_is_judged_by_the_target_here() -> None:
     here = Here({"a": Decoded([5, 3], 1.0, ({5: 20.0}, {3: 20.0, 4: 19.9}))}, {}, [])
     prompts = Group("held out", "all", [Prompt("a", (1,)), Prompt("of a benchmark", (2,))])
     drafted = {(2, 1): {"a": (5, 4), "of a benchmark": (1,)}, (2, 16): {"a": (5, 7), "of a benchmark": (2,)}}
-    found = differences_of(Measured([prompts], drafted=drafted), here, None)
+    found, compared = differences_of(Measured([prompts], drafted=drafted), here, None)
+    assert compared == 2
     assert [(d.found, d.gap) for d in found] == [(4, pytest.approx(0.1)), (7, None)]
 
 
@@ -239,6 +282,7 @@ def test_a_server_is_judged_by_the_target_here() -> None:
         ({"regenerate": {"endpoint": "http://127.0.0.1:1/v1"}}, None),
         ({"regenerate": {"enabled": False}}, "the answers in the data"),
         ({"regenerate": {"temperature": 0.7}}, "answers sampled at temperature 0.7"),
+        ({"regenerate": {"extra_body": {"top_p": 0.9}}}, "answers of a server that was asked with"),
         ({"extract": {"prepared_data": "rows.jsonl"}}, "samples from elsewhere"),
     ],
 )

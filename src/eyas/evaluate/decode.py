@@ -159,4 +159,4 @@ def _attend_last(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 
 
 def _greedy(logits: torch.Tensor) -> int:
-    return int(logits.argmax())
+    return int(logits.float().argmax())

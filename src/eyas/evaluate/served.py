@@ -61,7 +61,9 @@ def diagnose(
             "target: the engine alone writes other text than the target in this process: another dtype, "
             "other weights, or other prompt tokens"
         )
-    if not same_length(served, (reference, reference)):
+    if math.isnan(served[0]) and not math.isnan(reference):
+        found.append("export: the engine counts no rounds: it does not decode with the draft")
+    elif not same_length(served, (reference, reference)):
         found.append(
             f"export: the engine gets {served[0]:.3f} to {served[1]:.3f}, eyas {reference:.3f}: it computes "
             "another draft (layer ids, norms, rotary positions, d2t) or feeds it other states"

@@ -22,7 +22,7 @@ from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
 from eyas.stages.examples import examples_of
 from eyas.stages.export import is_whole
-from eyas.stages.held_out import HeldOut, Here, others_wrote
+from eyas.stages.held_out import HeldOut, Here, writer_of
 from eyas.stages.measured import SO_FAR
 from eyas.stages.served import measure_served, served_figures
 from eyas.stages.served_page import identical_of
@@ -66,7 +66,7 @@ def evaluate(context: RunContext) -> None:
         prompts,
         dict(zip(names, stored, strict=True)),
         dict(zip(names, predicted, strict=True)),
-        others_wrote(context.config) is None,
+        writer_of(context),
         here,
     )
     served = None
@@ -204,13 +204,14 @@ def _rate(decoded: Collection[Decoded]) -> float:
 
 
 def _check_lossless(differences: Sequence[dict[str, Any]], dtype: str) -> None:
-    """Raises: ContractError for a difference that is no near-tie of the target's own top two tokens."""
+    """Raises: ContractError for a difference of tokens that are not both near the target's likeliest."""
     for d in differences:
         if not is_near_tie(dtype, d["top"], d["gap"]):
-            by = "by far" if d["gap"] is None else f"by {d['gap']:.3g} logits"
+            expected, found = ("its end" if d[key] == -1 else d[key] for key in ("expected", "found"))
+            far = "not" if d["gap"] is None else f"{d['gap']:.3g} logits from being"
             raise ContractError(
-                f"the draft changed the answer to {d['prompt_id']}: token {d['position']} is {d['found']} "
-                f"instead of {d['expected']}, which leads {by}",
+                f"the draft changed the answer to {d['prompt_id']}: token {d['position']} is {found} "
+                f"instead of {expected}, and one of the two is {far} the target's likeliest there",
                 hint="this must never happen; please report it with the run folder's report.json",
             )
 

@@ -1,20 +1,25 @@
 """The held-out prompts of an evaluation: what is known of each, and what a served draft's answers must be."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from eyas.config.schema import RunConfig
+from eyas.data.prepared import read_manifest
 from eyas.engines.base import Prompt
 from eyas.engines.counters import SpecCounters
 from eyas.evaluate.decode import Decoded
 from eyas.evaluate.lossless import FirstDifference, first_difference, is_near_tie
 from eyas.evaluate.served import diagnose
 from eyas.progress import say
+from eyas.stages.context import RunContext
 from eyas.stages.measured import Measured
 from eyas.train.metrics import Acceptance
 
-# Answers are told to be the same ones by so many tokens: in 16 bits, long ones part at some near-tie.
+Writer = Literal["target", "server", "others"]
+
+# By so many tokens answers of a server are told to be the same: later ones part where its rounding differs.
 _BEGINNING = 16
 
 
@@ -31,13 +36,14 @@ class Here:
 class HeldOut:
     """By prompt: the stored answer as far as it will be decoded, and the acceptance that its states predict.
 
-    ``from_target`` says that the target wrote the stored answers, greedily.
+    ``written_by`` says whose the stored answers are: the target's own greedy ones, from an engine of this run
+    or from a server, or others'.
     """
 
     prompts: list[Prompt]
     stored: dict[str, tuple[int, ...]]
     predicted: dict[str, Acceptance]
-    from_target: bool
+    written_by: Writer
     here: Here | None
 
     def as_stored(self, answers: Mapping[str, Sequence[int]]) -> list[str]:
@@ -59,70 +65,108 @@ def others_wrote(config: RunConfig) -> str | None:
         return "the answers in the data, which the target did not write"
     if config.regenerate.temperature > 0:
         return f"answers sampled at temperature {config.regenerate.temperature:g}"
+    if config.regenerate.extra_body.keys() - {"model"}:
+        return "answers of a server that was asked with regenerate.extra_body"
     return None
+
+
+def writer_of(context: RunContext) -> Writer:
+    """Return who wrote the answers of this run's samples."""
+    if others_wrote(context.config):
+        return "others"
+    served_by = read_manifest(context.samples_folder)["served_by"]
+    return "target" if served_by == context.config.regenerate.engine else "server"
 
 
 def agreement(held_out: HeldOut, measured: Measured, dtype: str) -> dict[str, Any]:
     """Hold acceptance lengths of the same texts against each other: served, decoded here and predicted."""
     here, answers = held_out.here, {name: ids for name, (ids, _) in measured.singly.items()}
+    states, of_states = None, None
     if here is None:
-        same, acceptances, states = held_out.as_stored(answers), held_out.predicted, None
-        plain: Mapping[str, Sequence[int]] = answers
+        same, acceptances = held_out.as_stored(answers), held_out.predicted
+        expected = "stored"
     else:
-        plain = {name: answer.token_ids for name, answer in here.plain.items()}
         drafted = {name: answer.token_ids for name, answer in here.drafted.items()}
         same = [name for name, ids in drafted.items() if tuple(ids) == answers[name]]
         acceptances = _acceptances(here)
+        expected = "decoded here"
         known = held_out.as_stored(drafted)
         states = _total(acceptances, known).length, _total(held_out.predicted, known).length
+        of_states = {"compared": len(known), "decoded": _known(states[0]), "predicted": _known(states[1])}
+        if not known:
+            say("evaluate: no answer decoded here is the stored one: the prediction is of other text")
     served = _lengths([measured.singly[name] for name in same])
     reference = _total(acceptances, same).length
-    broken = diagnose(served, reference, states, _same_text(held_out, measured, dtype))
-    begun = sum(tuple(plain[n][:_BEGINNING]) == ids[:_BEGINNING] for n, ids in held_out.stored.items())
-    if held_out.from_target and 2 * begun < len(held_out.prompts):
-        broken.append(
-            f"answers: only {begun} of {len(held_out.prompts)} begin as the target wrote them for the "
-            "training: the prompt tokens, the weights or the dtype were others"
-        )
-    elif not same:
-        expected = "decoded here" if here else "stored"
+    if not same:
         say(f"evaluate: the engine gives none of the answers that are {expected}: lengths cannot be compared")
+    broken = diagnose(served, reference, states, _same_text(held_out, measured, dtype))
+    if others := _not_as_written(held_out, answers, dtype):
+        broken.append(
+            f"answers: {others} of {len(held_out.prompts)} are others than the target wrote before: the "
+            "prompt tokens, the weights, the dtype or how it samples changed"
+        )
     return {
         "compared": len(same),
-        "served": list(served) if same else None,
-        "reference": reference if same else None,
+        "served": None if _known(served[0]) is None else list(served),
+        "reference": _known(reference),
+        "of_states": of_states,
         "broken": broken,
     }
 
 
-def differences_of(measured: Measured, here: Here | None, target: Any) -> list[FirstDifference]:
-    """Return where answers with the draft part from the target's own, with how near a tie that was.
+def _not_as_written(held_out: HeldOut, answers: Mapping[str, Sequence[int]], dtype: str) -> int:
+    """Return how many answers the target does not give again, if that means something.
+
+    What an engine of this run wrote, the target here must write too, up to near-ties; of what a server wrote,
+    or serves, half must begin so.
+    """
+    here, stored = held_out.here, held_out.stored
+    if held_out.written_by == "target" and here is not None:
+        return sum(_parts(name, here.plain[name], ids, dtype, len(ids)) for name, ids in stored.items())
+    if held_out.written_by == "others":
+        return 0
+    given = answers if here is None else {name: plain.token_ids for name, plain in here.plain.items()}
+    begin = {name: ids[:_BEGINNING] for name, ids in stored.items()}
+    others = sum(tuple(given[name][: len(ids)]) != ids for name, ids in begin.items())
+    return others if 2 * others > len(stored) else 0
+
+
+def _parts(name: str, plain: Decoded, other: Sequence[int], dtype: str, limit: int | None = None) -> bool:
+    """Whether another answer parts from the target's, of ``limit`` tokens, where there is no near-tie."""
+    difference = first_difference(name, plain.token_ids[:limit], other, plain.likeliest)
+    return difference is not None and not is_near_tie(dtype, difference.top, difference.gap)
+
+
+def differences_of(measured: Measured, here: Here | None, target: Any) -> tuple[list[FirstDifference], int]:
+    """Return where answers with the draft part from the target's own, with how near a tie that was, and how
+    many answers were compared.
 
     The engine's own ``target`` judges; of a server that has only the draft, the target in this process does.
     """
     prompts = {p.prompt_id: p for p in measured.prompts}
+    singly = {name: ids for name, (ids, _) in measured.singly.items()}
     found: set[tuple[FirstDifference, tuple[int, ...]]] = set()  # with the tokens up to it
-    for (_, concurrency), answers in measured.drafted.items():
+    compared = 0
+    for concurrency, answers in [*((c, a) for (_, c), a in measured.drafted.items()), (1, singly)]:
         for prompt_id, answer in answers.items():
+            likeliest: Sequence[Mapping[int, float]] | None = None
             if measured.alone:
-                expected: Sequence[int] = measured.alone[concurrency][prompt_id]
-                difference = first_difference(prompt_id, expected, answer)
+                alone = measured.alone.get(concurrency) or next(iter(measured.alone.values()))
+                expected: Sequence[int] = alone[prompt_id]
             elif here is not None and prompt_id in here.plain:
-                own = here.plain[prompt_id]
-                expected, difference = (
-                    own.token_ids,
-                    first_difference(prompt_id, own.token_ids, answer, own.likeliest),
-                )
+                expected, likeliest = here.plain[prompt_id].token_ids, here.plain[prompt_id].likeliest
             else:
                 continue
+            compared += 1
+            difference = first_difference(prompt_id, expected, answer, likeliest)
             if difference:
                 before = *prompts[prompt_id].token_ids, *expected[: difference.position]
                 found.add((difference, before))
     ordered = sorted(found, key=lambda pair: (pair[0].prompt_id, pair[1], pair[0].found))
     if not found or not measured.alone:
-        return [difference for difference, _ in ordered]
-    say(f"evaluate: {len(found)} answers differ from the target's own; asking it how near those ties are")
-    return [_asked(target, difference, before) for difference, before in ordered]
+        return [difference for difference, _ in ordered], compared
+    say(f"evaluate: answers part from the target's in {len(found)} places; asking it how near a tie each is")
+    return [_asked(target, difference, before) for difference, before in ordered], compared
 
 
 def _asked(target: Any, difference: FirstDifference, before: Sequence[int]) -> FirstDifference:
@@ -136,11 +180,15 @@ def _same_text(held_out: HeldOut, measured: Measured, dtype: str) -> bool | None
     if held_out.here is None or not measured.alone:
         return None
     alone = next(iter(measured.alone.values()))
-    for name, ours in held_out.here.plain.items():
-        difference = first_difference(name, ours.token_ids, alone[name], ours.likeliest)
-        if difference and not is_near_tie(dtype, difference.top, difference.gap):
-            return False
-    return True
+    plain = held_out.here.plain
+    whole = (
+        first_difference(name, ours.token_ids, alone[name], ours.likeliest) for name, ours in plain.items()
+    )
+    return all(d is None or is_near_tie(dtype, d.top, d.gap) for d in whole)
+
+
+def _known(length: float) -> float | None:
+    return None if math.isnan(length) else length
 
 
 def _lengths(singly: Sequence[tuple[Sequence[int], SpecCounters]]) -> tuple[float, float]:
@@ -154,7 +202,11 @@ def _lengths(singly: Sequence[tuple[Sequence[int], SpecCounters]]) -> tuple[floa
 
 
 def _acceptances(here: Here) -> dict[str, Acceptance]:
-    return {name: answer.acceptance for name, answer in here.drafted.items() if answer.acceptance is not None}
+    found = {}
+    for name, answer in here.drafted.items():
+        assert answer.acceptance is not None
+        found[name] = answer.acceptance
+    return found
 
 
 def _total(parts: Mapping[str, Acceptance], names: Iterable[str]) -> Acceptance:

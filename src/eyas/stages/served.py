@@ -47,20 +47,18 @@ def measure_served(context: RunContext, held_out: HeldOut) -> dict[str, Any]:
     else:
         say(f"evaluate: with K = {', '.join(map(str, measured.done))} it was measured before")
     differences: list[FirstDifference] = []
+    compared = 0
     for k, decoder in _decoders(context, measured):
         with closing(decoder):
             if any(group.dialogues for group in measured.groups):
                 measured.left_out += _answer_turns(context, decoder, measured.groups)
             _measure(context, decoder, k, measured)
             if not k:
-                differences = differences_of(measured, held_out.here, decoder)
+                differences, compared = differences_of(measured, held_out.here, decoder)
         if k:
             measured.done.append(k)
             measured.save(so_far, conditions)
     points = with_speed_up(sorted(measured.points, key=attrgetter(*_CONDITIONS)))
-    compared = len(held_out.prompts) * bool(held_out.here)
-    if measured.alone:
-        compared = sum(len(answers) for answers in measured.drafted.values())
     return {
         "engine": settings.endpoint or f"vllm {_vllm_version()}",
         "num_prompts": len(measured.prompts),

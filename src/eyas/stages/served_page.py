@@ -31,7 +31,7 @@ def served_rows(served: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((name, f"K = {row['num_draft_tokens']}: {length}{by_position}"))
     lossless, agreement = served["lossless"], served["agreement"]
     rows += [
-        ("lossless", f"{len(lossless['differences'])} of {lossless['compared']} answers part at a near-tie"),
+        ("lossless", f"{lossless['compared']} answers compared, {len(lossless['differences'])} near-ties"),
         ("agreement", "; ".join(agreement["broken"]) or _agreement(agreement)),
         ("recommendation", served["recommendation"]),
     ]  # fmt: skip
@@ -70,8 +70,8 @@ def _conditions(point: dict[str, Any]) -> str:
 
 
 def _agreement(agreement: dict[str, Any]) -> str:
-    if not agreement["compared"]:
-        return "no answers of the same text to compare"
+    if agreement["served"] is None:
+        return "no answers of the same text, with a round of the draft, to compare"
     served, reference = _bounds(agreement["served"]), agreement["reference"]
     return f"{agreement['compared']} answers of the same text: served {served}, expected {reference:.3f}"
 

@@ -95,7 +95,7 @@ class VllmDecoder:
         return served
 
     def next_token_logits(self, token_ids: Sequence[int]) -> dict[int, float]:
-        """Return the logits of the likeliest tokens behind ``token_ids``, up to a constant."""
+        """Return the logits of the likeliest tokens behind ``token_ids``: before 0.26 log-probabilities."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, detokenize=False)
