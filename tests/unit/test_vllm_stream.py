@@ -1,12 +1,14 @@
 """What is captured is handed on when it is there, whatever the engine does meanwhile."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from eyas.engines.vllm.engine import VllmEngine
+from eyas.engines.vllm.session import shut_down
 from eyas.engines.vllm.staging import Finished, StagedStates, write_states
 from eyas.types import HiddenStates
 from vllm_cases import make_model, mixed_samples, spec_of_model
@@ -61,3 +63,24 @@ def test_states_are_not_kept_waiting_for_the_engines_next_step(
     for item, length in ((first, 4), (second, 9)):
         assert isinstance(item, HiddenStates)
         assert len(item.sample) == length
+
+
+def test_a_vllm_that_is_cleaning_up_already_is_waited_for() -> None:
+    """It notes a dead engine in a thread of its own; a call that finds it begun returns at once."""
+    released, cleaned = threading.Event(), threading.Event()
+
+    def clean_up() -> None:
+        released.wait(10)
+        time.sleep(0.1)
+        cleaned.set()
+
+    class Core:
+        def shutdown(self) -> None:
+            released.set()
+            raise RuntimeError("the engine is dead")
+
+    thread = threading.Thread(target=clean_up, name="MPClientEngineMonitor", daemon=True)
+    thread.start()
+    shut_down(Core())
+    assert cleaned.is_set()
+    assert not thread.is_alive()

@@ -1,6 +1,5 @@
 """vLLM as it serves: with a draft or without, requests in flight as asked for, counters read as they are."""
 
-import contextlib
 import itertools
 import multiprocessing
 import threading
@@ -15,7 +14,7 @@ from eyas.engines.counters import SpecCounters, from_vllm
 from eyas.engines.served import Served
 from eyas.engines.vllm.arguments import Plan, engine_arguments
 from eyas.engines.vllm.engine import seed_of, to_completion
-from eyas.engines.vllm.session import first_line, start_llm, vllm_environment, watch
+from eyas.engines.vllm.session import first_line, shut_down, start_llm, vllm_environment, watch
 from eyas.engines.vllm.versions import RAW_LOGITS, check_draft_support, check_parallel, installed_version
 from eyas.errors import EyasError, UserError
 from eyas.types import Failure, TargetSpec
@@ -111,8 +110,7 @@ class VllmDecoder:
 
     def close(self) -> None:
         self._closing.set()
-        with contextlib.suppress(Exception):
-            self.engine.engine_core.shutdown()
+        shut_down(self.engine.engine_core)
         self.engine = self.llm = None
         if self.in_process:
             from vllm.distributed import cleanup_dist_env_and_memory

@@ -26,6 +26,8 @@ from eyas.errors import ContractError, EyasError, UserError
 
 _WORKER = "eyas.engines.vllm.worker.EyasWorker"
 _STAGING_PREFIX = "eyas-staging-"
+_VLLM_THREADS = ("MPClientEngineMonitor", "EngineCoreOutputQueueThread")
+_CLEANUP_S = 10.0
 
 
 class Session:
@@ -109,8 +111,7 @@ class Session:
         llm = getattr(self, "llm", None)
         if llm is not None:
             core = llm.llm_engine.engine_core
-            with contextlib.suppress(Exception):
-                core.shutdown()
+            shut_down(core)
             self.engine = self.llm = None
             if self.plan.in_process:
                 from vllm.distributed import cleanup_dist_env_and_memory
@@ -140,6 +141,18 @@ def watch(core: Any, processes: set[Any], closing: threading.Event) -> None:
                 return
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def shut_down(core: Any) -> None:
+    """End vLLM, and wait for its own threads: cleaning up, they may outlive a call that finds it begun.
+
+    A program that ends meanwhile, its sockets half closed, may never do so.
+    """
+    with contextlib.suppress(Exception):
+        core.shutdown()
+    for thread in threading.enumerate():
+        if thread.name in _VLLM_THREADS:
+            thread.join(_CLEANUP_S)
 
 
 def make_staging(asked: Path | None, num_bytes: int) -> Path:
