@@ -116,9 +116,7 @@ PREDICTED = {"a": rounds(2), "b": rounds(1), "c": rounds(0, 0)}
 Answers = Mapping[str, tuple[int, ...]]
 
 
-def held_out_of(
-    decoded: Answers | None = None, written_by: Writer = "others", **predicted: Acceptance
-) -> HeldOut:
+def held_out_of(decoded: Answers | None = None, **predicted: Acceptance) -> HeldOut:
     """Three prompts. An answer decoded as it is stored takes the rounds that should be predicted."""
     here = None
     if decoded is not None:
@@ -134,17 +132,23 @@ def held_out_of(
         likely = (dict.fromkeys(range(10), 20.0),) * 4  # everything is a near-tie
         here = Here({name: Decoded(list(ids), 1.0, likely) for name, ids in decoded.items()}, drafted, [])
     prompts = [Prompt(name, (1,)) for name in STORED]
-    return HeldOut(prompts, STORED, PREDICTED | predicted, written_by, here)
+    return HeldOut(prompts, STORED, PREDICTED | predicted, here)
 
 
-def agreement_of(held_out: HeldOut, answers: Answers, served: Mapping[str, Acceptance], dtype: str) -> Any:
+def agreement_of(
+    held_out: HeldOut,
+    answers: Answers,
+    served: Mapping[str, Acceptance],
+    dtype: str,
+    written_by: Writer = "others",
+) -> Any:
     singly = {
         name: (ids, SpecCounters(served[name].num_rounds, sum(served[name].accepted_at)))
         for name, ids in answers.items()
     }
     alone = {name: tuple(a.token_ids) for name, a in held_out.here.plain.items()} if held_out.here else {}
     measured = Measured([], alone={1: alone} if alone else {}, singly=singly)
-    return agreement(held_out, measured, dtype)
+    return agreement(held_out, measured, written_by, dtype)
 
 
 def contracts(found: Any) -> list[str]:
@@ -196,9 +200,9 @@ def test_half_of_the_answers_of_a_server_begin_so_again(
     num_others: int, says: list[str], is_here: bool
 ) -> None:
     answers = {n: (9, *ids[1:]) if i < num_others else ids for i, (n, ids) in enumerate(STORED.items())}
-    held_out = held_out_of(answers if is_here else None, written_by="server")
+    held_out = held_out_of(answers if is_here else None)
     counts = {n: rounds(2, 2) if ids != STORED[n] else PREDICTED[n] for n, ids in answers.items()}
-    assert contracts(agreement_of(held_out, answers, counts, "bfloat16")) == says
+    assert contracts(agreement_of(held_out, answers, counts, "bfloat16", "server")) == says
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -215,7 +219,7 @@ def test_what_an_engine_of_the_run_wrote_is_written_again(
     answer: tuple[int, ...], likely: dict[int, float], says: list[str], dtype: str
 ) -> None:
     answers = STORED | {"c": answer}
-    held_out = held_out_of(answers, written_by="target")
+    held_out = held_out_of(answers)
     assert held_out.here is not None
     held_out.here.plain["c"] = Decoded(list(answer), 1.0, (likely,) * 4)
     alone = {1: {name: tuple(plain.token_ids) for name, plain in held_out.here.plain.items()}}
@@ -225,7 +229,7 @@ def test_what_an_engine_of_the_run_wrote_is_written_again(
         "b": (STORED["b"], SpecCounters(1, 1)),
         "c": ((), SpecCounters()),
     }
-    found = agreement(held_out, Measured([], alone=alone, singly=singly), dtype)
+    found = agreement(held_out, Measured([], alone=alone, singly=singly), "target", dtype)
     assert contracts(found) == says
 
 

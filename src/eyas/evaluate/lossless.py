@@ -1,5 +1,6 @@
 """Does decoding with the draft give the target's own text?"""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +31,9 @@ class FirstDifference:
 
     def judged(self, logits: Mapping[int, float]) -> "FirstDifference":
         """Put in ``top`` and ``gap`` from the highest logits there, by token."""
-        tokens = self.expected, self.found
-        top = max(logits.values())
-        gap = top - min(logits[t] for t in tokens) if logits.keys() >= set(tokens) else None
-        return FirstDifference(self.prompt_id, self.position, *tokens, top, gap)
+        tokens, top = {self.expected, self.found}, max(logits.values())
+        gap = top - min(logits[t] for t in tokens) if logits.keys() >= tokens else None
+        return dataclasses.replace(self, top=top, gap=gap)
 
 
 def first_difference(

@@ -22,7 +22,7 @@ from eyas.progress import Progress, say
 from eyas.stages.context import RunContext, begin, finish
 from eyas.stages.examples import examples_of
 from eyas.stages.export import is_whole
-from eyas.stages.held_out import HeldOut, Here, writer_of
+from eyas.stages.held_out import HeldOut, Here
 from eyas.stages.measured import SO_FAR
 from eyas.stages.served import measure_served, served_figures
 from eyas.stages.served_page import identical_of
@@ -66,7 +66,6 @@ def evaluate(context: RunContext) -> None:
         prompts,
         dict(zip(names, stored, strict=True)),
         dict(zip(names, predicted, strict=True)),
-        writer_of(context),
         here,
     )
     served = None

@@ -17,6 +17,7 @@ from eyas.stages.context import RunContext
 from eyas.stages.measured import Measured
 from eyas.train.metrics import Acceptance
 
+# Whose stored answers are: the target's greedy ones, of an engine of this run or of a server, or others'.
 Writer = Literal["target", "server", "others"]
 
 # By so many tokens answers of a server are told to be the same: later ones part where its rounding differs.
@@ -34,16 +35,11 @@ class Here:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """By prompt: the stored answer as far as it will be decoded, and the acceptance that its states predict.
-
-    ``written_by`` says whose the stored answers are: the target's own greedy ones, from an engine of this run
-    or from a server, or others'.
-    """
+    """By prompt: the stored answer as far as it will be decoded, and the acceptance its states predict."""
 
     prompts: list[Prompt]
     stored: dict[str, tuple[int, ...]]
     predicted: dict[str, Acceptance]
-    written_by: Writer
     here: Here | None
 
     def as_stored(self, answers: Mapping[str, Sequence[int]]) -> list[str]:
@@ -78,7 +74,7 @@ def writer_of(context: RunContext) -> Writer:
     return "target" if served_by == context.config.regenerate.engine else "server"
 
 
-def agreement(held_out: HeldOut, measured: Measured, dtype: str) -> dict[str, Any]:
+def agreement(held_out: HeldOut, measured: Measured, written_by: Writer, dtype: str) -> dict[str, Any]:
     """Hold acceptance lengths of the same texts against each other: served, decoded here and predicted."""
     here, answers = held_out.here, {name: ids for name, (ids, _) in measured.singly.items()}
     states, of_states = None, None
@@ -100,7 +96,7 @@ def agreement(held_out: HeldOut, measured: Measured, dtype: str) -> dict[str, An
     if not same:
         say(f"evaluate: the engine gives none of the answers that are {expected}: lengths cannot be compared")
     broken = diagnose(served, reference, states, _same_text(held_out, measured, dtype))
-    if others := _not_as_written(held_out, answers, dtype):
+    if others := _not_as_written(held_out, answers, written_by, dtype):
         broken.append(
             f"answers: {others} of {len(held_out.prompts)} are others than the target wrote before: the "
             "prompt tokens, the weights, the dtype or how it samples changed"
@@ -114,16 +110,18 @@ def agreement(held_out: HeldOut, measured: Measured, dtype: str) -> dict[str, An
     }
 
 
-def _not_as_written(held_out: HeldOut, answers: Mapping[str, Sequence[int]], dtype: str) -> int:
+def _not_as_written(
+    held_out: HeldOut, answers: Mapping[str, Sequence[int]], written_by: Writer, dtype: str
+) -> int:
     """Return how many answers the target does not give again, if that means something.
 
     What an engine of this run wrote, the target here must write too, up to near-ties; of what a server wrote,
     or serves, half must begin so.
     """
     here, stored = held_out.here, held_out.stored
-    if held_out.written_by == "target" and here is not None:
+    if written_by == "target" and here is not None:
         return sum(_parts(name, here.plain[name], ids, dtype, len(ids)) for name, ids in stored.items())
-    if held_out.written_by == "others":
+    if written_by == "others":
         return 0
     given = answers if here is None else {name: plain.token_ids for name, plain in here.plain.items()}
     begin = {name: ids[:_BEGINNING] for name, ids in stored.items()}
@@ -180,11 +178,7 @@ def _same_text(held_out: HeldOut, measured: Measured, dtype: str) -> bool | None
     if held_out.here is None or not measured.alone:
         return None
     alone = next(iter(measured.alone.values()))
-    plain = held_out.here.plain
-    whole = (
-        first_difference(name, ours.token_ids, alone[name], ours.likeliest) for name, ours in plain.items()
-    )
-    return all(d is None or is_near_tie(dtype, d.top, d.gap) for d in whole)
+    return not any(_parts(name, ours, alone[name], dtype) for name, ours in held_out.here.plain.items())
 
 
 def _known(length: float) -> float | None:

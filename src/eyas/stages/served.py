@@ -24,7 +24,7 @@ from eyas.evaluate.lossless import FirstDifference
 from eyas.evaluate.served import ServingPoint, recommend, with_speed_up
 from eyas.progress import say
 from eyas.stages.context import RunContext
-from eyas.stages.held_out import HeldOut, agreement, differences_of
+from eyas.stages.held_out import HeldOut, agreement, differences_of, writer_of
 from eyas.stages.measured import SO_FAR, Group, Measured
 from eyas.stages.prepare import answer_slots, new_renderer
 from eyas.types import Conversation, Message
@@ -38,6 +38,7 @@ def measure_served(context: RunContext, held_out: HeldOut) -> dict[str, Any]:
     Raises: UserError before the first engine starts when something cannot be measured.
     """
     settings = context.config.evaluate
+    written_by = writer_of(context)
     so_far, conditions = context.folder("evaluate") / SO_FAR, _conditions(context)
     measured = Measured.load(so_far, conditions)
     if measured is None:
@@ -71,7 +72,7 @@ def measure_served(context: RunContext, held_out: HeldOut) -> dict[str, Any]:
             len(held_out.stored.keys() - {d.prompt_id for d in differences}) if compared else None,
             "differences": [vars(d) for d in differences],
         },
-        "agreement": agreement(held_out, measured, context.spec.dtype),
+        "agreement": agreement(held_out, measured, written_by, context.spec.dtype),
         "recommendation": recommend(points),
     }  # fmt: skip
 
