@@ -126,14 +126,14 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_whole_step_with_adamw_never_waits_for_the_device(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest, optimizer: str) -> None:
     here = on_gpu(case_of(2), torch.bfloat16)
     batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
-    settings = TrainSettings(optimizer="adamw")
-    stepper = Stepper(
-        make_optimizers(here.draft.trainable(), settings)[0], settings, 10, runner.weights.copies
-    )
+    settings = TrainSettings(optimizer=optimizer)
+    adamw, muon = make_optimizers(here.draft.trainable(), settings)
+    stepper = Stepper(adamw, settings, 10, runner.weights.copies, muon)
     for attempt in range(2):
         if attempt:  # kernels are compiled and state is made in the first
             request.getfixturevalue("waiting_is_an_error")

@@ -220,3 +220,74 @@ def test_adamw_is_torchs_and_copies(num_taken: int) -> None:
     assert close(square, torchs.state[parameter]["exp_avg_sq"], 1e-6)
     # The interpreter cuts where a GPU rounds.
     assert close(copy, ours.bfloat16(), 1e-2 if INTERPRETED else 0)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(130, 96), (256, 200), (64, 64)])
+def test_a_symmetric_product_is_the_whole_one(rows: int, columns: int) -> None:
+    from eyas.train.fused.muon_kernel import symmetric_product
+
+    torch.manual_seed(0)
+    dtype, tolerance = (torch.float32, 1e-5) if INTERPRETED else (torch.float16, 1e-3)
+    x = torch.randn(rows, columns, device=DEVICE, dtype=dtype) / 8
+    gram = x @ x.T
+    further = torch.eye(rows, device=DEVICE, dtype=dtype)
+    assert close(symmetric_product(x, x), gram, tolerance)
+    found = symmetric_product(gram, gram, 0.1, gram, 2.0, further, -3.0)
+    assert close(found, 0.1 * gram.float() @ gram.float() + 2 * gram - 3 * further, tolerance)
+    assert torch.equal(found, found.T)
+
+
+@pytest.mark.parametrize("shape", [(96, 200), (200, 96), (130, 140)])
+def test_muon_is_torchs_and_copies(shape: tuple[int, int]) -> None:
+    from eyas.train.fused.muon_kernel import muon
+
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(shape, device=DEVICE))
+    torchs = torch.optim.Muon([parameter], lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    parameter.grad = torch.randn_like(parameter)
+    torchs.step()
+    ours, momentum = parameter.detach().clone(), torchs.state[parameter]["momentum_buffer"].clone()
+    start, copy = ours.clone(), torch.zeros(shape, dtype=torch.bfloat16, device=DEVICE)
+    gradient = torch.randn_like(ours)
+
+    def update(taken: bool) -> None:
+        rate, divisor = torch.tensor(1e-2, device=DEVICE), torch.tensor(3.0, device=DEVICE)
+        flag = torch.tensor(taken, device=DEVICE)
+        muon(ours, gradient, momentum, copy, rate, divisor, flag, torchs.param_groups[0])
+
+    update(taken=False)
+    assert torch.equal(ours, parameter)
+    assert not copy.any()
+    update(taken=True)
+    parameter.grad = gradient / 3
+    torchs.step()
+    assert close(momentum, torchs.state[parameter]["momentum_buffer"], 1e-6)
+    assert close(ours - start, parameter.detach() - start, 0.05)  # both round, torch in bfloat16
+    assert close(copy, ours.bfloat16(), 1e-2 if INTERPRETED else 0)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="of the size that matters: for a GPU")
+@pytest.mark.parametrize("falling", [False, True])
+@pytest.mark.parametrize("shape", [(4096, 14336), (4096, 4096), (1024, 8192)])
+def test_newton_schulz_is_nearer_to_exact_steps_than_torchs(shape: tuple[int, int], falling: bool) -> None:
+    from eyas.train.fused.muon_kernel import orthogonalized
+
+    torch.manual_seed(0)
+    x = torch.randn(shape, device=DEVICE)
+    if falling:
+        x *= torch.logspace(0, -3, shape[0], device=DEVICE)[:, None]
+    group = torch.optim.Muon([torch.nn.Parameter(x)]).param_groups[0]
+    a, b, c = group["ns_coefficients"]
+
+    def steps(x: torch.Tensor) -> torch.Tensor:
+        x = x / x.norm()
+        for _ in range(5):
+            gram = x @ x.T
+            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        return x
+
+    exact = steps(x)
+    found = orthogonalized(x, (a, b, c), group["ns_steps"], group["eps"])
+    error, torchs = ((y.float() - exact).norm() / exact.norm() for y in (found, steps(x.bfloat16())))
+    assert error <= torchs
+    assert error <= 0.05

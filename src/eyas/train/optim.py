@@ -1,4 +1,4 @@
-"""AdamW (and Muon) in fp32 with warm-up and cosine decay; with AdamW alone a step stays on the device."""
+"""AdamW and Muon in fp32 with warm-up and cosine decay; on the fast path a step stays on the device."""
 
 import math
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ class Stepper:
     """Steps the optimizers with summed gradients, or leaves everything as it is when they are not finite.
 
     ``num_taken`` counts the steps taken; the learning rate advances only with it. ``copies`` are the fast
-    path's, by parameter: with them, a kernel of our own updates AdamW's and copies in one pass. ``muon``
-    takes its rate from the host, so with it every step waits for the device once. ``owners`` are the ranks
-    among which the parameters are cut, where they are.
+    path's, by parameter: with them, kernels of our own update and copy in one pass. Without, torch's Muon
+    takes its rate from the host, so every step waits for the device once. ``owners`` are the ranks among
+    which the parameters are cut, where they are.
     """
 
     def __init__(
@@ -65,10 +65,12 @@ class Stepper:
         divisor = num_rows * (norm / self.max_grad_norm).clamp(min=1)
         if self.copies is None:
             self._update(rate, divisor, finite)
+            if self.muon is not None and finite:
+                self._update_by_muon(self.muon, float(rate), divisor)
         else:
             self._update_and_copy(rate, divisor, finite, self.copies)
-        if self.muon is not None and finite:
-            self._update_by_muon(self.muon, float(rate), divisor)
+            if self.muon is not None:
+                self._update_and_copy_by_muon(self.muon, rate, divisor, finite, self.copies)
         self.num_taken += finite
         return StepOutcome(norm, rate, finite)
 
@@ -85,9 +87,6 @@ class Stepper:
             group["lr"] = rate
             torch._foreach_div_([p.grad for p in group["params"]], divisor)
         muon.step()
-        if self.copies is not None:
-            for parameter in muon.state:
-                self.copies[parameter].copy_(parameter)
 
     def _update_and_copy(
         self,
@@ -123,6 +122,32 @@ class Stepper:
                     betas,
                     group["eps"],
                     group["weight_decay"],
+                )
+
+    def _update_and_copy_by_muon(
+        self,
+        muon: torch.optim.Muon,
+        rate: torch.Tensor,
+        divisor: torch.Tensor,
+        finite: torch.Tensor,
+        copies: Mapping[torch.Tensor, torch.Tensor],
+    ) -> None:
+        from eyas.train.fused.muon_kernel import muon as update
+
+        for group in muon.param_groups:
+            for parameter in group["params"]:
+                state = muon.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                update(
+                    parameter,
+                    parameter.grad,
+                    state["momentum_buffer"],
+                    copies[parameter],
+                    rate,
+                    divisor,
+                    finite,
+                    group,
                 )
 
 
