@@ -113,6 +113,18 @@ def test_on_gpus_vllm_starts_its_processes_anew_unless_told_otherwise(
     assert "VLLM_WORKER_MULTIPROC_METHOD" not in environment(plan_of())
 
 
+def test_a_target_in_float32_is_computed_in_float32(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
+    plan = plan_of()
+    assert environment(plan)["TRITON_F32_DEFAULT"] == "ieee"
+    half = replace(plan, spec=replace(plan.spec, dtype="bfloat16"))
+    assert "TRITON_F32_DEFAULT" not in environment(half)
+    monkeypatch.setenv("TRITON_F32_DEFAULT", "tf32")
+    assert "TRITON_F32_DEFAULT" not in environment(plan)
+
+
 def test_without_nvidia_smi_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert gpus() == []

@@ -103,6 +103,8 @@ def environment(plan: Plan) -> dict[str, str]:
     if not is_cpu_build() and "VLLM_WORKER_MULTIPROC_METHOD" not in os.environ:
         # A forked process cannot use CUDA once this one has asked for GPUs, and vLLM does not always notice.
         wanted["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    if plan.spec.dtype == "float32" and "TRITON_F32_DEFAULT" not in os.environ:
+        wanted["TRITON_F32_DEFAULT"] = "ieee"  # by itself Triton multiplies float32 with ten bits (TF32)
     if is_cpu_build() and installed_version() < CPU_CACHE_SIZED:
         num_bytes = cache_bytes(plan)
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(num_bytes / (1 << 30)))  # whole GiB
