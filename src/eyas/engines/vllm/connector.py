@@ -7,7 +7,7 @@ copies through CUDA streams only, logs a failed write and goes on, and has no ch
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ from eyas.engines.vllm.staging import (
     write_states,
 )
 
+# Requests are copied together until they are so large: an operation takes as long for many as for one.
+_COPY_BYTES = 64 << 20
+# What waits for one request's states of a copy, and what says whether all have been read.
+_Copy = tuple[Callable[[int], StagedStates], Callable[[], bool]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a name alone: no folder of the asker's choice
 
 
@@ -45,7 +49,9 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         self._facts = self._describe(vllm_config)
         Path(self._storage_path).mkdir(parents=True, exist_ok=True)
         self._rank = 0
-        self._is_copied: dict[str, Callable[[], bool]] = {}  # by request id
+        hidden_size, dtype = vllm_config.model_config.get_hidden_size(), vllm_config.model_config.dtype
+        self._row_bytes = len(self._layer_ids) * hidden_size * dtype.itemsize
+        self._copying: dict[frozenset[str], Callable[[], bool]] = {}  # by request ids
         self._fatal: BaseException | None = None
 
     def get_finished_count(self) -> int | None:
@@ -97,36 +103,65 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._fatal is not None:
             raise RuntimeError("hidden states could not be written, nor the reason why") from self._fatal
+        done: set[str] = set()
         if self.has_connector_metadata():
-            for pending in getattr(self._get_connector_metadata(), "pending_saves", ()):
-                self._is_copied[pending.req_id] = self._save(pending)
-        done = {req_id for req_id, is_copied in self._is_copied.items() if is_copied()}
-        for req_id in done:
-            del self._is_copied[req_id]
+            pending = getattr(self._get_connector_metadata(), "pending_saves", ())
+            mine = [p for p in pending if self._rank == 0 or _is_witness(p.filename)]
+            done.update({p.req_id for p in pending} - {p.req_id for p in mine})
+            for group in self._grouped(mine):
+                self._copying[frozenset(p.req_id for p in group)] = self._save(group)
+        for group_ids in [ids for ids, is_copied in self._copying.items() if is_copied()]:
+            del self._copying[group_ids]
+            done |= group_ids
         return done or None, None
 
-    def _save(self, pending: Any) -> Callable[[], bool]:
-        """Start copying and writing one request; return how to ask whether its blocks have been read."""
-        path = Path(pending.filename)
-        if self._rank and not path.name.startswith(WITNESS_PREFIX):
-            return lambda: True
-        cache = self._kv_cache
-        assert cache is not None
-        blocks = torch.tensor(pending.block_ids, dtype=torch.long)[:, None]
-        num_tokens = len(pending.token_ids)
-        slots = (blocks * self._block_size + torch.arange(self._block_size)).flatten()[:num_tokens]
-        if not cache.is_cuda:
-            states = stock.extract_from_kv_cache(cache, slots, num_tokens)
-            make = functools.partial(StagedStates.split, states, pending.token_ids, self._layer_ids)
-            self._executor.submit(self._write, path, make)
-            return lambda: True
+    def _grouped(self, pending: list[Any]) -> Iterator[list[Any]]:
+        """Part what is to be saved into groups that are copied at once."""
+        group: list[Any] = []
+        num_rows = 0
+        for one in pending:
+            group.append(one)
+            num_rows += len(one.token_ids)
+            if num_rows * self._row_bytes >= _COPY_BYTES:
+                yield group
+                group, num_rows = [], 0
+        if group:
+            yield group
+
+    def _save(self, group: list[Any]) -> Callable[[], bool]:
+        """Start copying and writing requests; return how to ask whether their blocks have been read."""
+        assert self._kv_cache is not None
+        lengths = [len(p.token_ids) for p in group]
+        slots = torch.cat([self._slots(p.block_ids)[:n] for p, n in zip(group, lengths, strict=True)])
+        token_ids = torch.cat([p.token_ids for p in group])
+        copy = self._copy_from_gpu if self._kv_cache.is_cuda else self._copy_on_cpu
+        part, is_copied = copy(self._kv_cache, slots, token_ids, lengths)
+        for place, pending in enumerate(group):
+            self._executor.submit(self._write, Path(pending.filename), functools.partial(part, place))
+        return is_copied
+
+    def _slots(self, block_ids: list[int]) -> torch.Tensor:
+        blocks = torch.tensor(block_ids, dtype=torch.long)[:, None]
+        return (blocks * self._block_size + torch.arange(self._block_size)).flatten()
+
+    def _copy_on_cpu(
+        self, cache: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor, lengths: list[int]
+    ) -> _Copy:
+        states = stock.extract_from_kv_cache(cache, slots, len(slots))
+        split = functools.partial(StagedStates.split, states, token_ids, self._layer_ids)
+        parts = self._executor.submit(lambda: split().parts(lengths))
+        return lambda place: parts.result()[place], lambda: True
+
+    def _copy_from_gpu(
+        self, cache: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor, lengths: list[int]
+    ) -> _Copy:
         stream = self._get_copy_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Pinned, or the copy would wait for the forward pass that was just launched.
             on_device_slots = slots.pin_memory().to(cache.device, non_blocking=True)
-            states = stock.extract_from_kv_cache(cache, on_device_slots, num_tokens)
-            on_device = StagedStates.split(states, pending.token_ids, self._layer_ids)
+            states = stock.extract_from_kv_cache(cache, on_device_slots, len(slots))
+            on_device = StagedStates.split(states, token_ids, self._layer_ids)
             staged = dataclasses.replace(
                 on_device,
                 lower=_to_pinned(on_device.lower),
@@ -135,18 +170,18 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
             )
         event = torch.cuda.Event(blocking=True)  # threads that spin would take the cores of those that write
         event.record(stream)
+        parts = staged.parts(lengths)
 
-        def wait() -> StagedStates:
+        def part(place: int) -> StagedStates:
             event.synchronize()
-            return staged
+            return parts[place]
 
-        self._executor.submit(self._write, path, wait)
-        return event.query
+        return part, event.query
 
     def _write(self, path: Path, make: Callable[[], StagedStates]) -> None:
         try:
             staged = make()
-            if path.name.startswith(WITNESS_PREFIX):
+            if _is_witness(path):
                 write_digests(path, self._rank, layer_digests(staged.states))
             if self._rank == 0:
                 write_states(path, staged)
@@ -155,6 +190,10 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
                 write_error(path, f"{type(error).__name__}: {error}")
             except OSError:
                 self._fatal = error
+
+
+def _is_witness(path: Path | str) -> bool:
+    return Path(path).name.startswith(WITNESS_PREFIX)
 
 
 def _to_pinned(on_device: torch.Tensor) -> torch.Tensor:

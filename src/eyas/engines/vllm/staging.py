@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,14 @@ class StagedStates:
         lower, last = states_TLD[:, :-1].contiguous(), states_TLD[:, -1].contiguous()
         figures = measure_rows(states_TLD) if figures is None else figures
         return cls(lower, last, figures, token_ids, layer_ids)
+
+    def parts(self, lengths: Sequence[int]) -> list["StagedStates"]:
+        """Part what lies together of several requests, one after another."""
+        tensors = (self.lower, self.last, self.figures, self.token_ids)
+        parts = zip(*(tensor.split(list(lengths)) for tensor in tensors), strict=True)
+        return [
+            StagedStates(lower, last, figures, ids, self.layer_ids) for lower, last, figures, ids in parts
+        ]
 
     @property
     def states(self) -> torch.Tensor:
