@@ -27,8 +27,9 @@ from eyas.engines.base import Prompt, Sampling
 from eyas.engines.probe import outside_envelope
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.layer_ids import default_aux_layer_ids
+from eyas.stages.checks import check_states
 from eyas.stages.last_check import LastCheck
-from eyas.stages.shelf import Check, Shelf, check_states
+from eyas.stages.shelf import Check, Shelf
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardWriter
 from eyas.targets.teacher import TeacherHead
@@ -158,6 +159,7 @@ def every_check(spec: TargetSpec) -> Check:
     teacher = TeacherHead(torch.ones(spec.hidden_size), head, head, "rms", spec.norm_eps, None, 1.0)
     return functools.partial(
         check_states,
+        spec=spec,
         outside=functools.partial(outside_envelope, envelope=everything),
         last_check=LastCheck(spec, teacher, usual_misses=1.0, against_all=True),
     )

@@ -195,6 +195,6 @@ def test_the_envelope_knows_the_probes_magnitude(
     (states,) = honest.capture(mixed_samples([70], seed=3))
     assert isinstance(states, HiddenStates)
     envelope, norms = probed.envelope[:-1], row_norms(states.aux)
-    assert outside_envelope(norms, envelope) is None
-    assert outside_envelope(norms * torch.tensor([1, 1, 200]), envelope) == 2
-    assert outside_envelope(norms * torch.tensor([1, 0.001, 1]), envelope) == 1
+    assert outside_envelope([norms, norms[:1] * 200], envelope) is None  # one row tells nothing
+    assert outside_envelope([norms * torch.tensor([1, 1, 200])], envelope) == (0, 2)
+    assert outside_envelope([norms[:1], norms, norms * torch.tensor([1, 0.001, 1])], envelope) == (2, 1)

@@ -12,7 +12,9 @@ import torch
 from eyas.engines.probe import outside_envelope
 from eyas.errors import ContractError, EyasError
 from eyas.row_figures import measure_rows
-from eyas.stages.shelf import Shelf, check_states
+from eyas.stages import shelf as shelf_module
+from eyas.stages.checks import check_states
+from eyas.stages.shelf import Shelf
 from eyas.stages.statistics import table_of
 from eyas.store.journal import read_journal
 from eyas.store.manifest import StoreManifest
@@ -39,7 +41,8 @@ def states(spec: TargetSpec, index: int, scale: float = 1.0) -> HiddenStates:
 
 def shelf_at(folder: Path, spec: TargetSpec, max_failures: int = 0, envelope: torch.Tensor = ANY) -> Shelf:
     writer = ShardWriter(folder, StoreManifest(spec, "data", (0, 2, 5, 6)))
-    check = functools.partial(check_states, outside=functools.partial(outside_envelope, envelope=envelope))
+    outside = functools.partial(outside_envelope, envelope=envelope)
+    check = functools.partial(check_states, spec=spec, outside=outside)
     shelf = Shelf(writer, check, max_failures)
     assert list(shelf.feed(SHARDS.items())) == SAMPLES
     return shelf
@@ -126,11 +129,20 @@ def with_other_tokens(item: HiddenStates) -> HiddenStates:
     return spoil(item, sample=sample)
 
 
+def with_an_empty_row(item: HiddenStates) -> HiddenStates:
+    return spoil(item, aux=item.aux.index_fill(0, torch.tensor([1]), 0.0))
+
+
+def with_a_repeated_row(item: HiddenStates) -> HiddenStates:
+    return spoil(item, aux=torch.cat([item.aux[:1], item.aux[:1], item.aux[2:]]))
+
+
 def measured(item: HiddenStates) -> HiddenStates:
     """Return states as from an engine that measures their rows."""
     return spoil(item, figures=(measure_rows(item.aux), measure_rows(item.last[:, None])[:, 0]))
 
 
+@pytest.mark.parametrize("index", [2, 3, 4])  # the first, middle and last one of a shard's
 @pytest.mark.parametrize("made", [measured, lambda item: item], ids=["measured by the engine", "here"])
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -140,21 +152,29 @@ def measured(item: HiddenStates) -> HiddenStates:
         (lambda i: spoil(i, last=i.last / 0), "last states are not finite"),
         (with_nan, "aux states are not finite"),
         (lambda i: spoil(i, aux=i.aux * 1000), "aux layer number 0 has another magnitude"),
-        (with_other_tokens, "echoed other token ids"),
+        (with_other_tokens, "the engine echoed other token ids"),
+        (with_an_empty_row, "row 1 is all zero"),
+        (with_a_repeated_row, "rows 0 and 1 of different tokens are the same"),
+        (lambda i: spoil(i, aux=i.aux[:, :1]), "1 aux layers of width"),
     ],
 )
 def test_a_shard_with_states_that_cannot_be_its_samples_is_never_written(
-    tmp_path: Path, spec: TargetSpec, change: Any, message: str, made: Any
+    tmp_path: Path, spec: TargetSpec, change: Any, message: str, made: Any, index: int
 ) -> None:
     envelope = torch.tensor([[10.0, 12.0]] * 2)  # rows of width 128 and unit variance
     shelf = shelf_at(tmp_path, spec, envelope=envelope)
-    with pytest.raises(ContractError, match=message):
-        put_all(shelf, [made(change(states(spec, 0))), states(spec, 1)])
+    items = [made(change(states(spec, i)) if i == index else states(spec, i)) for i in (2, 3, 4)]
+    with pytest.raises(ContractError, match=f"sample s{index}: {message}"):
+        put_all(shelf, items)
     shelf.close()
     assert read_journal(tmp_path) == {}
 
 
-def test_what_the_engine_measured_gives_the_same_table(tmp_path: Path, spec: TargetSpec) -> None:
+@pytest.mark.parametrize("rows_together", [1, 10, 2048])
+def test_what_the_engine_measured_gives_the_same_table(
+    tmp_path: Path, spec: TargetSpec, monkeypatch: pytest.MonkeyPatch, rows_together: int
+) -> None:
+    monkeypatch.setattr(shelf_module, "_CHECKED_ROWS", rows_together)
     tables = []
     for name, made in (("here", lambda item: item), ("engine", measured)):
         shelf = shelf_at(tmp_path / name, spec)
@@ -185,5 +205,5 @@ def test_of_many_rows_the_ends_are_measured_again(spec: TargetSpec, row: int) ->
     aux = whole.aux.clone()
     aux[row, 0] += 1
     with pytest.raises(ContractError, match="not the states that the engine measured"):
-        check_states(spoil(whole, aux=aux), sample, lambda norms: None)
-    check_states(whole, sample, lambda norms: None)
+        check_states([spoil(whole, aux=aux)], [sample], spec, lambda norms: None)
+    check_states([whole], [sample], spec, lambda norms: None)

@@ -204,13 +204,17 @@ def envelope_of(states: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.stack([stacked.amin(0), stacked.amax(0)], dim=1)
 
 
-def outside_envelope(norms: torch.Tensor, envelope: torch.Tensor) -> int | None:
-    """Return the first layer whose row norms [T, L] are of a magnitude the probe never saw, or None."""
-    if len(norms) < 2:
+def outside_envelope(norms: Sequence[torch.Tensor], envelope: torch.Tensor) -> tuple[int, int] | None:
+    """Return the first sample and layer whose row norms [T, L] are of a magnitude the probe never saw."""
+    places = [i for i, sample in enumerate(norms) if len(sample) > 1]
+    if not places:
         return None
-    median = norms[1:].median(0).values
-    bad = (median * ENVELOPE_FACTOR < envelope[:, 0]) | (median > envelope[:, 1] * ENVELOPE_FACTOR)
-    return int(bad.nonzero()[0]) if bad.any() else None
+    medians = torch.stack([norms[i][1:].median(0).values for i in places])
+    bad = (medians * ENVELOPE_FACTOR < envelope[:, 0]) | (medians > envelope[:, 1] * ENVELOPE_FACTOR)
+    if not bad.any():
+        return None
+    place, layer = bad.nonzero()[0].tolist()
+    return places[place], layer
 
 
 def _witnesses(engine: Engine, samples: Sequence[TokenizedSample]) -> list[Witness]:

@@ -18,10 +18,11 @@ from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.adopt import adopt
+from eyas.stages.checks import check_states
 from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.last_check import NUM_CALIBRATING, LastCheck
 from eyas.stages.records import read_record
-from eyas.stages.shelf import Check, Shelf, check_states
+from eyas.stages.shelf import Check, Shelf
 from eyas.stages.statistics import table_of
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
@@ -224,7 +225,7 @@ def _check_of(
     if last_check.usual_misses is None:
         say("  the target does not predict the data's answers well enough to tell states by their tokens")
     outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
-    return functools.partial(check_states, outside=outside, last_check=last_check)
+    return functools.partial(check_states, spec=spec, outside=outside, last_check=last_check)
 
 
 def _capture_split(engine: Engine, work: Work, check: Check, max_failures: int) -> int:
@@ -235,13 +236,17 @@ def _capture_split(engine: Engine, work: Work, check: Check, max_failures: int) 
     try:
         with Progress(f"extract {work.split}", work.missing_tokens, "tokens") as progress:
             started = time.monotonic()
+
+            def note() -> str:
+                rate = shelf.written_bytes / 2**20 / max(time.monotonic() - started, 1e-9)
+                return f"{rate:,.0f} MiB/s to disk, engine waited {shelf.blocked_s:.1f} s for it"
+
             for parts in together:
                 for item in engine.capture(shelf.feed(parts)):
                     shelf.put(item)
-                    rate = shelf.written_bytes / 2**20 / max(time.monotonic() - started, 1e-9)
-                    note = f"{rate:,.0f} MiB/s to disk, engine waited {shelf.blocked_s:.1f} s for it"
-                    progress.advance(len(getattr(item, "sample", ())), note)
+                    progress.advance(len(getattr(item, "sample", ())), note())
             shelf.finish()
+            progress.advance(0, note())
     finally:
         shelf.close()
     return len(shelf.failures)

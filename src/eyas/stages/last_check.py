@@ -15,11 +15,10 @@ import numpy.typing as npt
 import torch
 
 from eyas.errors import ContractError
-from eyas.store.shards import check_shape
+from eyas.row_figures import NORM
+from eyas.stages.bundle import Bools, Bundle, Floats, all_within
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TargetSpec
-
-Floats = npt.NDArray[np.float32]
 
 # Samples computed alone to know what is usual, each of so many rows at least.
 NUM_CALIBRATING = 16
@@ -51,39 +50,36 @@ class LastCheck:
     def calibrated(cls, spec: TargetSpec, teacher: TeacherHead, known: Sequence[HiddenStates]) -> "LastCheck":
         """Measure on states that are known to be right."""
         for against_all, most, least in _WAYS:
-            judged = [count_misses(states, teacher, against_all) for states in known]
+            judged = count_misses(known, teacher, against_all) if known else []
             shares = [misses / rows for misses, rows in judged if rows >= _MIN_CALIBRATING_ROWS]
             if shares and max(shares) <= most:
                 return cls(spec, teacher, max(least, 2 * max(shares)), against_all)
         return cls(spec, teacher, None)
 
-    def __call__(self, states: HiddenStates, aux_norms_TL: Floats, last_norms_R: Floats) -> None:
-        """Raises: ContractError for states of another shape, last states that are normed, an aux layer's, or
-        not the sample's."""
-        check_shape(states, self.spec)
-        sample = states.sample
-        rows_RL = aux_norms_TL[sample.supervised]
-        for place, layer_id in enumerate(self.spec.aux_layer_ids):
-            if layer_id == self.spec.num_layers or not np.array_equal(rows_RL[:, place], last_norms_R):
+    def __call__(self, bundle: Bundle) -> None:
+        """Raises: ContractError for last states that are normed, an aux layer's, or not the sample's."""
+        aux = bundle.aux[np.concatenate([s.supervised for s in bundle.samples])][..., NORM]  # (R, A)
+        last = bundle.last[:, NORM]
+        for layer, layer_id in enumerate(self.spec.aux_layer_ids):
+            if layer_id == self.spec.num_layers:
                 continue
-            if torch.equal(states.aux[torch.from_numpy(sample.supervised), place], states.last):
-                raise ContractError(
-                    f"sample {sample.sample_id}: the last states are those of layer {layer_id}"
-                )
-        if self._is_normed(states.last):
-            raise ContractError(
-                f"sample {sample.sample_id}: the last states are after the final norm",
-                hint="the teacher norms them itself; the engine must return the stream before the norm",
-            )
+            for place in np.flatnonzero(all_within(aux[:, layer] == last, bundle.last_bounds)):
+                states = bundle.states[place]
+                if torch.equal(states.aux[torch.from_numpy(states.sample.supervised), layer], states.last):
+                    raise ContractError(
+                        f"sample {states.sample.sample_id}: the last states are those of layer {layer_id}"
+                    )
+        self._check_norm(bundle)
         if self.usual_misses is None:
             return
-        misses, num_rows = count_misses(states, self.teacher, self.against_all)
-        if num_rows * _surprise(misses / max(1, num_rows), self.usual_misses) > _IMPROBABLE:
-            raise ContractError(
-                f"sample {sample.sample_id}: {misses} of {num_rows} last states do not predict the tokens "
-                f"that follow; at most {self.usual_misses:.0%} is usual",
-                hint="the states are of another request, or shifted by a row",
-            )
+        counts = count_misses(bundle.states, self.teacher, self.against_all)
+        for sample, (misses, num_rows) in zip(bundle.samples, counts, strict=True):
+            if num_rows * _surprise(misses / max(1, num_rows), self.usual_misses) > _IMPROBABLE:
+                raise ContractError(
+                    f"sample {sample.sample_id}: {misses} of {num_rows} last states do not predict the "
+                    f"tokens that follow; at most {self.usual_misses:.0%} is usual",
+                    hint="the states are of another request, or shifted by a row",
+                )
 
     @cached_property
     def _norm_weight(self) -> tuple[npt.NDArray[np.intp], Floats]:
@@ -93,34 +89,55 @@ class LastCheck:
         used = np.flatnonzero(np.abs(weight) > 0.1 * np.median(np.abs(weight)))
         return used, weight[used]
 
-    def _is_normed(self, last_RD: torch.Tensor) -> bool:
-        """Whether all rows have the root mean square that only the final norm gives them."""
+    def _check_norm(self, bundle: Bundle) -> None:
+        """Refuse a sample all rows of which have the root mean square that only the final norm gives them."""
+        enough = [s for s in bundle.states if len(s.last) >= _MIN_NORMED_ROWS]
+        if not enough or not len(self._norm_weight[0]):
+            return
+        few = self._are_normed(torch.cat([s.last[:_MIN_NORMED_ROWS] for s in enough]))
+        for states, rows in zip(enough, few.reshape(-1, _MIN_NORMED_ROWS), strict=True):
+            if rows.all() and self._are_normed(states.last).all():  # a few rows tell nearly always
+                raise ContractError(
+                    f"sample {states.sample.sample_id}: the last states are after the final norm",
+                    hint="the teacher norms them itself; the engine must return the stream before the norm",
+                )
+
+    def _are_normed(self, rows_RD: torch.Tensor) -> Bools:
         used, weight = self._norm_weight
-        if len(last_RD) < _MIN_NORMED_ROWS or not len(used):
-            return False
-        for rows in (last_RD[:_MIN_NORMED_ROWS], last_RD):  # a few rows tell nearly always
-            rms = np.sqrt(np.square(rows.float().numpy()[:, used] / weight).mean(1))
-            if not (np.abs(rms - 1) < _NORMED).all():
-                return False
-        return True
+        rms = np.sqrt(np.square(rows_RD.float().numpy()[:, used] / weight).mean(1))
+        normed: Bools = np.abs(rms - 1) < _NORMED
+        return normed
 
 
-def count_misses(states: HiddenStates, teacher: TeacherHead, against_all: bool) -> tuple[int, int]:
-    """Return in how many supervised rows the teacher prefers another token of the same answer to the one
-    that follows, and how many rows were judged."""
-    sample = states.sample
-    positions = np.flatnonzero(sample.supervised)
-    positions = positions[positions + 1 < len(sample)]
-    rows = np.arange(0, len(positions), max(1, -(-len(positions) // _MAX_ROWS[against_all])))
-    ids = torch.from_numpy(sample.input_ids[positions[rows] + 1]).long()
-    normed = teacher.normed(states.last[torch.from_numpy(rows)].to(teacher.head.dtype))
-    # Each row's logits of all rows' tokens; a soft-cap and a scale do not change which is larger.
-    logits = (normed.float() @ teacher.head[ids].float().T).numpy()  # (n, n)
-    tokens = ids.numpy()
-    other = tokens[:, None] != tokens
+def count_misses(
+    states: Sequence[HiddenStates], teacher: TeacherHead, against_all: bool
+) -> list[tuple[int, int]]:
+    """Return in how many supervised rows of each sample the teacher prefers another token of the same answer
+    to the one that follows, and how many rows were judged."""
+    lasts, tokens = [], []
+    for one in states:
+        positions = np.flatnonzero(one.sample.supervised)
+        positions = positions[positions + 1 < len(one.sample)]
+        step = max(1, -(-len(positions) // _MAX_ROWS[against_all]))
+        lasts.append(one.last[: len(positions) : step])
+        tokens.append(one.sample.input_ids[positions[::step] + 1])
+    counts = [len(t) for t in tokens]
+    normed = teacher.normed(torch.cat(lasts).to(teacher.head.dtype)).float()
+    head = teacher.head[torch.from_numpy(np.concatenate(tokens)).long()].float()
+    return [
+        _misses(rows @ own.T, ids, against_all)
+        for rows, own, ids in zip(normed.split(counts), head.split(counts), tokens, strict=True)
+    ]
+
+
+def _misses(logits: torch.Tensor, ids: npt.NDArray[np.int32], against_all: bool) -> tuple[int, int]:
+    """Judge each row's logits [n, n] of the tokens after all rows; a soft-cap and a scale would not change
+    which is larger."""
+    found = logits.numpy()
+    other = ids[:, None] != ids
     if not against_all:
-        other &= np.roll(np.eye(len(tokens), dtype=bool), len(tokens) // 2, axis=1)
-    better = (logits > logits.diagonal()[:, None]) & other
+        other &= np.roll(np.eye(len(ids), dtype=bool), len(ids) // 2, axis=1)
+    better = (found > found.diagonal()[:, None]) & other
     return int(better.any(1).sum()), int(other.any(1).sum())
 
 

@@ -1,7 +1,6 @@
 """Between an engine and a store: states are checked as they come and whole shards written behind its back."""
 
 import functools
-import math
 import os
 import queue
 import threading
@@ -9,29 +8,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
-import numpy.typing as npt
-import torch
+from typing import Any, Protocol
 
 from eyas.errors import ContractError, EyasError
-from eyas.row_figures import NORM, measure_rows
-from eyas.stages.last_check import LastCheck
+from eyas.stages.checks import Checked
 from eyas.stages.statistics import LayerSums, figures_of
 from eyas.store.journal import ShardRecord
 from eyas.threads import tensor_pool
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
-Checked = tuple[LayerSums, LayerSums]  # aux, last
-Floats = npt.NDArray[np.float32]
-Check = Callable[[HiddenStates, TokenizedSample], Checked]
+Check = Callable[[Sequence[HiddenStates], Sequence[TokenizedSample]], Checked]
 
 _NUM_CHECKERS = min(3, os.cpu_count() or 1)  # more would wait for the interpreter, not for memory
 _NUM_WRITERS = 6
-# Of many rows that an engine has measured every so many-th is measured again, up to rounding.
-_AGAIN = 16
-_ROUNDING = 1e-4
+# Samples are checked together, of at least so many rows: each operation takes the interpreter's lock.
+_CHECKED_ROWS = 2048
 
 
 class Writer(Protocol):
@@ -54,6 +45,7 @@ class _Shard:
     seen: set[str] = field(default_factory=set)
     states: dict[str, HiddenStates] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    unchecked: list[HiddenStates] = field(default_factory=list)
     checks: list[Future[Checked]] = field(default_factory=list)
 
     @property
@@ -109,7 +101,8 @@ class Shelf:
             self._check_failures()
         else:
             shard.states[sample_id] = item
-            shard.checks.append(self._checkers.submit(self.check, item, shard.wanted[sample_id]))
+            shard.unchecked.append(item)
+        self._check(shard)
         if shard.is_complete:
             for done in shard.wanted:
                 del self._shard_of[done]
@@ -132,6 +125,14 @@ class Shelf:
         """Stop the threads; shards already handed to them are still written."""
         self._writers.shutdown()
         self._checkers.shutdown(cancel_futures=True)
+
+    def _check(self, shard: _Shard) -> None:
+        """Have states checked behind the engine's back, when there are enough or no more will come."""
+        together = shard.unchecked
+        if together and (shard.is_complete or sum(len(s.sample) for s in together) >= _CHECKED_ROWS):
+            wanted = [shard.wanted[s.sample.sample_id] for s in together]
+            shard.checks.append(self._checkers.submit(self.check, together, wanted))
+            shard.unchecked = []
 
     def _write(self, number: int, shard: _Shard) -> None:
         size = sum(s.aux.nbytes + s.last.nbytes for s in shard.states.values())
@@ -169,101 +170,4 @@ class Shelf:
                 f"{len(self.failures)} samples failed, more than extract.max_failures={self.max_failures}; "
                 f"first: {first.sample_id}: {first.reason}",
                 hint="complete shards are kept; mend the cause and run the same command again",
-            )
-
-
-def check_states(
-    states: HiddenStates,
-    sample: TokenizedSample,
-    outside: Callable[[torch.Tensor], int | None],
-    last_check: LastCheck | None = None,
-) -> Checked:
-    """Refuse states that cannot be this sample's, and return their figures.
-
-    ``outside`` names, given row norms, the first layer of a magnitude that the probe never saw.
-    Raises: ContractError for other tokens than those sent, values that are not finite, a layer that is
-    all zero, a copy of another one or far from the probe's magnitude, a row that is zero or repeated, and
-    last states that ``last_check`` refuses.
-    """
-    if not (states.sample.input_ids == sample.input_ids).all():
-        raise ContractError(f"sample {sample.sample_id}: the engine echoed other token ids than it was sent")
-    rows = _figures_of(states)
-    width = states.last.shape[1]
-    sums = LayerSums.of(rows.aux, width), LayerSums.of(rows.last[:, None], width)
-    for name, part in zip(("aux", "last"), sums, strict=True):
-        if not (np.isfinite(part.low) & np.isfinite(part.high)).all():
-            raise ContractError(f"sample {sample.sample_id}: {name} states are not finite")
-        empty = (part.low == 0) & (part.high == 0)
-        if empty.any():
-            raise ContractError(
-                f"sample {sample.sample_id}: {name} layer number {int(empty.nonzero()[0][0])} is all zero"
-            )
-    norms = rows.aux[..., NORM]
-    _check_rows(states, norms)
-    if last_check is not None:
-        last_check(states, norms, rows.last[:, NORM])
-    layer = outside(torch.from_numpy(norms))
-    if layer is not None:
-        raise ContractError(
-            f"sample {sample.sample_id}: aux layer number {layer} has another magnitude than any probe sample"
-        )
-    return sums
-
-
-class _Figures(NamedTuple):
-    """Of aux [T, A, 4] and last [R, 4]."""
-
-    aux: Floats
-    last: Floats
-
-
-def _figures_of(states: HiddenStates) -> _Figures:
-    """Return what the engine measured, after measuring some rows again, or measure all of them here."""
-    if states.figures is None:
-        return _Figures(measure_rows(states.aux).numpy(), measure_rows(states.last[:, None])[:, 0].numpy())
-    for part, figures in zip((states.aux, states.last[:, None]), states.figures, strict=True):
-        places = _measured_again(len(part))
-        again = measure_rows(part[places]).numpy()
-        given = figures.view(len(part), -1, 4)[places].numpy()
-        with np.errstate(invalid="ignore"):  # infinities are for another check to refuse
-            # Least and largest values are exact; sums come from another order.
-            rounding = _ROUNDING * again[..., NORM:] * [0, 0, math.sqrt(part.shape[-1]), 1]
-            close = np.abs(again - given) <= rounding
-        if not (close | (again == given) | (np.isnan(again) & np.isnan(given))).all():
-            raise ContractError(
-                f"sample {states.sample.sample_id}: these are not the states that the engine measured",
-                hint="they were changed between its memory and here: run the same command again",
-            )
-    return _Figures(*(figures.numpy() for figures in states.figures))
-
-
-def _measured_again(num_rows: int) -> torch.Tensor:
-    """Return the rows that are measured again: every so many-th and the last, of a few rows all."""
-    if num_rows <= 4 * _AGAIN:
-        return torch.arange(num_rows)
-    return torch.cat([torch.arange(0, num_rows, _AGAIN), torch.tensor([num_rows - 1])])
-
-
-def _check_rows(states: HiddenStates, norms_TL: Floats) -> None:
-    """Refuse copied layers, rows that were never filled, and rows of another token."""
-    sample = states.sample
-    num_layers = norms_TL.shape[1]
-    for a in range(num_layers):
-        for b in range(a):
-            same_norms = len(sample) > 1 and np.array_equal(norms_TL[:, a], norms_TL[:, b])
-            if same_norms and torch.equal(states.aux[:, a], states.aux[:, b]):
-                raise ContractError(
-                    f"sample {sample.sample_id}: aux layers number {b} and {a} hold the same states"
-                )
-    empty = (norms_TL == 0).all(1)
-    if empty.any():
-        raise ContractError(f"sample {sample.sample_id}: row {int(empty.nonzero()[0][0])} is all zero")
-    # Equal tokens may well have equal states, where nothing but they came before.
-    differ = sample.input_ids[1:] != sample.input_ids[:-1]
-    same = (norms_TL[1:] == norms_TL[:-1]).all(1) & differ
-    for row in same.nonzero()[0].tolist():
-        if torch.equal(states.aux[row], states.aux[row + 1]):
-            raise ContractError(
-                f"sample {sample.sample_id}: rows {row} and {row + 1} of different tokens are the same",
-                hint="the engine repeated a row, or returned rows of another batch",
             )

@@ -1,9 +1,11 @@
 """vLLM as an engine of eyas."""
 
+import contextlib
+import queue
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ Capturing = Session | ServerSession
 
 _FILE_TIMEOUT_S = 120.0
 _NUM_READERS = 4
+# So long states are waited for before the engine is asked again.
+_PATIENCE_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -180,29 +184,32 @@ class VllmEngine:
         waiting = iter(samples)
         ahead = next(waiting, None)
         open_requests: dict[str, TokenizedSample] = {}
-        reading: set[Future[_Read]] = set()
-        tokens_in_flight = 0
+        num_reading = tokens_in_flight = 0
+        done: queue.SimpleQueue[Future[_Read]] = queue.SimpleQueue()
         stop = threading.Event()
         with tensor_pool(_NUM_READERS, "eyas-read") as pool:
             try:
-                while ahead is not None or open_requests or reading:
+                while ahead is not None or open_requests or num_reading:
                     while ahead is not None and (
                         not tokens_in_flight or tokens_in_flight + len(ahead) <= window_tokens
                     ):
                         open_requests[self._submit(session, ahead, witness)] = ahead
                         tokens_in_flight += len(ahead)
                         ahead = next(waiting, None)
+                    patience_s = 0.0
                     # States that are there are not kept waiting for the engine's next step.
-                    if open_requests and (not reading or session.has_output()):
-                        for done in session.finished():
-                            sample = open_requests.pop(done.name)
-                            reading.add(pool.submit(self._read, session, sample, done, witness, stop))
-                    elif reading:
+                    if open_requests and (not num_reading or session.has_output()):
+                        for finished in session.finished():
+                            sample = open_requests.pop(finished.name)
+                            future = pool.submit(self._read, session, sample, finished, witness, stop)
+                            future.add_done_callback(done.put)
+                            num_reading += 1
+                    elif num_reading:
                         session.nudge()
-                        wait(reading, timeout=0.01, return_when=FIRST_COMPLETED)
-                    for future in [f for f in reading if f.done()]:
-                        reading.remove(future)
+                        patience_s = _PATIENCE_S
+                    for future in _taken(done, patience_s):
                         read = future.result()
+                        num_reading -= 1
                         tokens_in_flight -= len(read.sample)
                         yield read.item
             finally:
@@ -272,6 +279,16 @@ class VllmEngine:
         if done.token is None or done.logprob is None:
             raise ContractError("vLLM gave no token and log-probability of its own")
         return Witness(states, done.token, done.logprob, digests)
+
+
+def _taken(done: "queue.SimpleQueue[Future[_Read]]", timeout_s: float) -> list[Future[_Read]]:
+    """Return all that lie there, after waiting for the first at most so long."""
+    taken = []
+    with contextlib.suppress(queue.Empty):
+        taken.append(done.get(timeout=timeout_s) if timeout_s else done.get_nowait())
+        while True:
+            taken.append(done.get_nowait())
+    return taken
 
 
 def seed_of(sampling: Sampling, prompt: Prompt) -> int:
