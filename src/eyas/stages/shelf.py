@@ -102,7 +102,7 @@ class Shelf:
         else:
             shard.states[sample_id] = item
             shard.unchecked.append(item)
-        self._check(shard)
+        self._check_together(shard)
         if shard.is_complete:
             for done in shard.wanted:
                 del self._shard_of[done]
@@ -126,7 +126,7 @@ class Shelf:
         self._writers.shutdown()
         self._checkers.shutdown(cancel_futures=True)
 
-    def _check(self, shard: _Shard) -> None:
+    def _check_together(self, shard: _Shard) -> None:
         """Have states checked behind the engine's back, when there are enough or no more will come."""
         together = shard.unchecked
         if together and (shard.is_complete or sum(len(s.sample) for s in together) >= _CHECKED_ROWS):
