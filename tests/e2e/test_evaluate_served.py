@@ -168,10 +168,14 @@ def test_a_server_with_sglangs_counters_is_measured_without_decoding_here(run_fi
 
 
 @needs_vllm
-def test_the_logits_that_judge_a_difference_are_the_targets_own(tiny_target: Path) -> None:
+def test_the_logits_that_judge_a_difference_are_the_targets_own(
+    tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from eyas.engines.vllm.decoder import VllmDecoder
     from eyas.engines.vllm.versions import RAW_LOGITS, installed_version
 
+    # The engine's own process has it for as long as it lives; this one compiles kernels when it is asked.
+    monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
     spec, ids = spec_of(tiny_target), list(range(5, 45))
     decoder = VllmDecoder(
         tiny_target,

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+# What is multiplied has this norm for 1: a large matrix's entries would be too small for float16.
+SCALE = 256.0
 _CHUNK = 3  # steps between products with X itself: rounding grows with each
 _WIDE = 1.5  # columns for each row from which on chunks take fewer operations
 
@@ -45,24 +47,24 @@ def muon(
         options["eps"],
     )
     direction = direction.T.contiguous() if tall else direction
-    factor = 0.2 * math.sqrt(max(master.shape))
+    factor = 0.2 * math.sqrt(max(master.shape)) / SCALE
     _apply[grid](master, direction, copy, rate, taken, size, factor, options["weight_decay"], BLOCK=block)
 
 
 def orthogonalized(
     x: torch.Tensor, coefficients: tuple[float, float, float], num_steps: int, eps: float
 ) -> torch.Tensor:
-    """Return fp32 ``x`` [A, B], A <= B, in fp16 with singular values near 1, as torch.optim.Muon does."""
+    """Return fp32 ``x`` [A, B], A <= B, in fp16 with singular values near SCALE; torch's come near 1."""
     a, b, c = coefficients
-    x = torch.div(x, x.norm().clamp(min=eps), out=torch.empty_like(x, dtype=torch.float16))
+    x = torch.div(x, x.norm().clamp(min=eps) / SCALE, out=torch.empty_like(x, dtype=torch.float16))
     if x.shape[1] < _WIDE * x.shape[0]:
         for _ in range(num_steps):
-            gram = symmetric_product(x, x)
+            gram = symmetric_product(x, x, SCALE**-2)
             x = torch.addmm(x, symmetric_product(gram, gram, c, gram, b), x, beta=a)
         return x
     for start in range(0, num_steps, _CHUNK):
         # A step multiplies X by aI + Q, a chunk by scale I + P: rounding never sees the large diagonal.
-        gram = symmetric_product(x, x)
+        gram = symmetric_product(x, x, SCALE**-2)
         q = symmetric_product(gram, gram, c, gram, b)
         p, scale = q, a
         for _ in range(min(_CHUNK, num_steps - start) - 1):
