@@ -92,20 +92,31 @@ def test_draft_parameters_are_those_of_the_real_draft() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_tokens", "supervised", "measured_gib"),
-    [(8192, 0.5, 14.8), (8192, 0.9, 18.7), (32768, 0.25, 22.4)],
+    ("optimizer", "batch_tokens", "supervised", "measured_gib"),
+    [
+        ("adamw", 8192, 0.5, 14.8),
+        ("adamw", 8192, 0.9, 18.7),
+        ("adamw", 32768, 0.25, 22.4),
+        ("muon", 8192, 0.5, 13.7),
+    ],
 )
 def test_training_memory_is_within_a_quarter_of_what_a_gpu_took(
-    tmp_path: Path, batch_tokens: int, supervised: float, measured_gib: float
+    tmp_path: Path, optimizer: str, batch_tokens: int, supervised: float, measured_gib: float
 ) -> None:
     """Measured on one H200: benchmarks/LOG.md, training speed."""
     shape = read_shape(TargetSettings(model=str(write_config(tmp_path / "llama", LLAMA_8B))))
     settings = ("run_dir=r", "target.model=m", "data.sources=[a]", "train.compute_dtype=bfloat16",
-                f"train.batch_tokens={batch_tokens}")  # fmt: skip
+                f"train.batch_tokens={batch_tokens}", f"train.optimizer={optimizer}")  # fmt: skip
     config = load_config(None, settings).config
     draft = draft_config_for(shape.spec, 32000)
     found = estimates.training_memory(config, draft, shape, supervised)
     assert found / 2**30 == pytest.approx(measured_gib, rel=0.25)
+
+
+def test_muon_keeps_a_moment_less_of_each_matrix(tmp_path: Path) -> None:
+    target = write_config(tmp_path / "llama", LLAMA_8B)
+    adamw, muon = (planned(target, f"train.optimizer={o}", tokens=1000) for o in ("adamw", "muon"))
+    assert (adamw.memory[1].bytes - muon.memory[1].bytes) / 2**30 == pytest.approx(1.09, abs=0.01)  # measured
 
 
 def test_slices_of_a_kimi_sized_draft_leave_room_and_the_plan_says_so(tmp_path: Path) -> None:
@@ -115,6 +126,7 @@ def test_slices_of_a_kimi_sized_draft_leave_room_and_the_plan_says_so(tmp_path: 
         "draft.vocab_size=null",
         "train.batch_tokens=1",
         "train.compute_dtype=bfloat16",
+        "train.optimizer=adamw",
     )
     whole = planned(target, *settings, "train.num_gpus=8", "train.micro_batches=8", tokens=1000)
     sliced = planned(

@@ -8,6 +8,7 @@ from eyas.config.schema import RunConfig
 from eyas.draft.base import DraftConfig
 from eyas.draft.eagle3 import Eagle3Draft
 from eyas.stages.shape import ITEMSIZE, Shape
+from eyas.train.optim import suits_muon
 
 # Bytes a supervised row and unroll step keep for the backward pass, in units of the compute type: the MLP's
 # three intermediate tensors, and about a dozen of the layer's width.
@@ -34,13 +35,20 @@ class Tokens:
 
 def draft_parameters(draft: DraftConfig) -> int:
     """Return how many parameters training changes."""
-    return sum(_sizes(draft))
+    return sum(p.numel() for p in _trainable(draft).values())
 
 
-def _sizes(draft: DraftConfig) -> list[int]:
-    """Return the size of each trained parameter, counted on a draft that has shapes and no memory."""
+def _trainable(draft: DraftConfig) -> dict[str, torch.nn.Parameter]:
+    """Return the trained parameters of a draft that has shapes and no memory."""
     with torch.device("meta"):
-        return [p.numel() for p in Eagle3Draft(draft).trainable().values()]
+        return Eagle3Draft(draft).trainable()
+
+
+def _moments(draft: DraftConfig, optimizer: str) -> int:
+    """Return how many values the optimizers keep: AdamW two a parameter, Muon one."""
+    trainable = _trainable(draft)
+    muons = (p.numel() for name, p in trainable.items() if optimizer == "muon" and suits_muon(name, p))
+    return 2 * draft_parameters(draft) - sum(muons)
 
 
 def state_bytes(shape: Shape, tokens: Tokens) -> int:
@@ -51,9 +59,9 @@ def state_bytes(shape: Shape, tokens: Tokens) -> int:
     return round(tokens.total * per_token)
 
 
-def checkpoint_bytes(draft: DraftConfig) -> int:
-    """Return bytes of the last, the best and one being written: weights and two moments each."""
-    return 3 * 12 * draft_parameters(draft)
+def checkpoint_bytes(draft: DraftConfig, optimizer: str) -> int:
+    """Return bytes of the last, the best and one being written: weights and moments each."""
+    return 3 * 4 * (draft_parameters(draft) + _moments(draft, optimizer))
 
 
 def export_bytes(draft: DraftConfig, shape: Shape) -> int:
@@ -63,16 +71,18 @@ def export_bytes(draft: DraftConfig, shape: Shape) -> int:
 def training_memory(config: RunConfig, draft: DraftConfig, shape: Shape, supervised_share: float) -> int:
     """Return bytes on the training device.
 
-    Weights, gradients and two moments in fp32, a copy in the compute type; the target's embedding and head;
+    Weights, gradients and moments in fp32, a copy in the compute type; the target's embedding and head;
     what a batch keeps. On one H200 the figures of benchmarks/LOG.md are met within 15 % (a test compares).
     With train.shard the fp32 parts are divided, and a batch's gradients stand beside the copy, one of them in
     fp32 on its way to the sum; no GPU has measured that.
     """
     item = ITEMSIZE.get(config.train.compute_dtype, 2)  # what is chosen by itself is bfloat16 on a GPU
-    parameters = draft_parameters(draft)
-    weights = parameters * (16 + (item if item < 4 else 0))
+    sizes = [p.numel() for p in _trainable(draft).values()]
+    parameters = sum(sizes)
+    fp32 = 4 * (2 * parameters + _moments(draft, config.train.optimizer))
+    weights = fp32 + parameters * (item if item < 4 else 0)
     if config.train.shard and config.train.num_gpus > 1:
-        weights = parameters * 16 // config.train.num_gpus + parameters * 2 * item + 4 * max(_sizes(draft))
+        weights = fp32 // config.train.num_gpus + parameters * 2 * item + 4 * max(sizes)
     spec, tokens = shape.spec, config.train.batch_tokens
     teacher = spec.vocab_size * spec.hidden_size * item * (1 if spec.tied_head else 2)
     rows = tokens * supervised_share

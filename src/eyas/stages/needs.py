@@ -40,7 +40,10 @@ def disk_needs(
     stored = tokens if is_stored else dataclasses.replace(tokens, train=0.0)
     parts = {
         "extract": (estimates.state_bytes(shape, stored), "hidden states"),
-        "train": (estimates.checkpoint_bytes(draft), "checkpoints: last, best, and one being written"),
+        "train": (
+            estimates.checkpoint_bytes(draft, train.optimizer),
+            "checkpoints: last, best, and one being written",
+        ),
         "export": (estimates.export_bytes(draft, shape), "the exported draft"),
     }
     needs = [Need(what, size, None, FOLDERS[s]) for s, (size, what) in parts.items() if states[s] != "done"]

@@ -162,8 +162,8 @@ def make_optimizers(
     trainable = dict(parameters)
     assert all(p.dtype == torch.float32 for p in trainable.values()), "master weights are fp32"
     head = trainable.pop("lm_head.weight")
-    tables = [trainable.pop(name) for name in list(trainable) if name == "embed_tokens.weight"]
-    matrices = [p for p in trainable.values() if p.ndim == 2]
+    matrices = [p for name, p in trainable.items() if suits_muon(name, p)]
+    tables = [p for name, p in trainable.items() if p.ndim == 2 and not suits_muon(name, p)]
     vectors = [p for p in trainable.values() if p.ndim != 2]
     muon = None
     if settings.optimizer == "muon":
@@ -181,6 +181,11 @@ def make_optimizers(
     ]
     adamw = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
     return adamw, muon
+
+
+def suits_muon(name: str, parameter: torch.Tensor) -> bool:
+    """Whether Muon may take a draft's parameter: one of its matrices that is no table of tokens."""
+    return parameter.ndim == 2 and name not in ("lm_head.weight", "embed_tokens.weight")
 
 
 def learning_rate(step: int, num_steps: int, settings: TrainSettings) -> float:
