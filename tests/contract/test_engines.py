@@ -38,10 +38,6 @@ def prompts(num: int) -> list[Prompt]:
     return [Prompt(f"p{i}", tuple(rng.integers(2, 300, n).tolist())) for i, n in enumerate(lengths)]
 
 
-def test_an_engine_describes_its_target(engine: Any, tiny_spec: TargetSpec) -> None:
-    assert engine.describe() == tiny_spec
-
-
 def test_capture_gives_one_item_for_each_sample(engine: Any, tiny_spec: TargetSpec) -> None:
     samples = random_samples(9, tiny_spec.vocab_size)
     items = list(engine.capture(iter(samples)))

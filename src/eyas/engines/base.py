@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
+from eyas.types import Completion, Failure, HiddenStates, TokenizedSample
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,6 @@ class Engine(Protocol):
 
     # True: samples are taken as there is room, so all may be handed over in one call.
     streams: bool
-
-    def describe(self) -> TargetSpec: ...
 
     def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]: ...
 

@@ -25,9 +25,6 @@ class FakeEngine:
         generator = torch.Generator().manual_seed(0)
         self.table = torch.randn(spec.vocab_size, spec.hidden_size, generator=generator)
 
-    def describe(self) -> TargetSpec:
-        return self.spec
-
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
         dtype = getattr(torch, self.spec.dtype)
         for sample in samples:

@@ -49,9 +49,6 @@ class TransformersEngine:
         self.model.eval().requires_grad_(False).to(self.device)
         use_grouped_attention(self.model)
 
-    def describe(self) -> TargetSpec:
-        return self.spec
-
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
         """Compute the states of all samples, batched by length; memory is bounded by one batch."""
         for batch in batches_by_length(list(samples), self.batch_tokens, self.batch_size):

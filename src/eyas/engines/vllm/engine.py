@@ -81,9 +81,6 @@ class VllmEngine:
         self._server: ServerSession | None = None
         self._num_requests = 0
 
-    def describe(self) -> TargetSpec:
-        return self.spec
-
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
         """Keep a bounded number of samples in flight; states come as they are done and verified."""
         for item in self._capture(samples, witness=False):
