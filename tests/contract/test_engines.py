@@ -242,11 +242,13 @@ def test_a_session_gives_the_logits_and_states_of_a_full_forward(
     engine = request.getfixturevalue(name)
     ids = list(range(10, 40))
     session = engine.session()
-    session.extend(ids[:17])
+    first, of_prompt = session.extend(ids[:17], num_logits=1)
+    assert len(of_prompt) == 17
     session.extend([250, 251, 252])  # a proposal that is refused
     session.truncate(17)
     logits, aux = session.extend(ids[17:])
     out = engine.model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+    torch.testing.assert_close(first, out.logits[0, 16:17], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(logits, out.logits[0, 17:], rtol=1e-4, atol=1e-4)
     for place, layer_id in enumerate(engine.spec.aux_layer_ids):
         torch.testing.assert_close(aux[:, place], out.hidden_states[layer_id][0, 17:], rtol=1e-4, atol=1e-4)

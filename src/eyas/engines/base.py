@@ -58,8 +58,13 @@ class Engine(Protocol):
 class TargetSession(Protocol):
     """One sequence, decoded step by step with a key/value cache; what speculative decoding needs."""
 
-    def extend(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append tokens and return logits [T, V] and aux states [T, A, D] of exactly these tokens."""
+    def extend(
+        self, token_ids: Sequence[int], num_logits: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append tokens and return logits [T, V] and aux states [T, A, D] of exactly these tokens.
+
+        With ``num_logits`` only the last ones' logits: those of a long prompt would fill a GPU's memory.
+        """
         ...
 
     def truncate(self, num_tokens: int) -> None:

@@ -151,11 +151,15 @@ class TransformersSession:
         self.cache = DynamicCache()
 
     @torch.inference_mode()
-    def extend(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        engine = self.engine
+    def extend(
+        self, token_ids: Sequence[int], num_logits: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        engine, keep = self.engine, num_logits or len(token_ids)
         input_ids = torch.tensor([list(token_ids)], device=engine.device)
         with LayerTaps(engine.model, engine.spec.aux_layer_ids) as taps:
-            out = engine.model(input_ids=input_ids, past_key_values=self.cache, use_cache=True)
+            out = engine.model(
+                input_ids=input_ids, past_key_values=self.cache, use_cache=True, logits_to_keep=keep
+            )
         return out.logits[0], taps.stacked()[0]
 
     def truncate(self, num_tokens: int) -> None:
@@ -174,13 +178,15 @@ class RecomputingSession:
         self.token_ids: list[int] = []
 
     @torch.inference_mode()
-    def extend(self, token_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        engine, first = self.engine, len(self.token_ids)
+    def extend(
+        self, token_ids: Sequence[int], num_logits: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        engine, first, keep = self.engine, len(self.token_ids), num_logits or len(token_ids)
         self.token_ids += token_ids
         input_ids = torch.tensor([self.token_ids], device=engine.device)
         with LayerTaps(engine.model, engine.spec.aux_layer_ids) as taps:
-            out = engine.model(input_ids=input_ids, use_cache=False)
-        return out.logits[0, first:], taps.stacked()[0, first:]
+            out = engine.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep)
+        return out.logits[0], taps.stacked()[0, first:]
 
     def truncate(self, num_tokens: int) -> None:
         if num_tokens > len(self.token_ids):

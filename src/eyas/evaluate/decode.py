@@ -36,7 +36,7 @@ def decode_plain(
     started = time.perf_counter()
     tokens: list[int] = []
     highest: list[tuple[torch.Tensor, torch.Tensor]] = []
-    logits, _ = session.extend(prompt)
+    logits, _ = session.extend(prompt, num_logits=1)
     while True:
         token = _greedy(logits[-1])
         tokens.append(token)
@@ -65,7 +65,7 @@ def decode_speculative(
     started = time.perf_counter()
     acceptance = Acceptance.empty(num_draft_tokens)
     rounds: list[tuple[tuple[int, ...], int]] = []
-    logits, aux = session.extend(prompt)
+    logits, aux = session.extend(prompt, num_logits=1)
     token = _greedy(logits[-1])
     tokens = [token]
     # The draft's row i reads the state of token i and the token after it.
