@@ -7,6 +7,7 @@ Eager mode only: in a compiled model hooks see nothing, without an error.
 
 import inspect
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from eyas.engines.vllm.staging import (
     write_states,
 )
 from eyas.row_figures import measure_rows
+
+_NUM_WRITERS = 4
 
 
 @dataclass
@@ -53,6 +56,7 @@ class StreamHooks:
         self._fed: dict[str, torch.Tensor] = {}
         self._open: dict[str, _Request] = {}
         self._written: set[str] = set()
+        self._writers = ThreadPoolExecutor(_NUM_WRITERS, "eyas-stage")
         owner, layers = find_layers(_unwrapped(runner.model), num_layers)
         owner.register_forward_pre_hook(self._keep_fed, with_kwargs=True)
         for layer_id in self.layer_ids:
@@ -116,8 +120,13 @@ class StreamHooks:
             for req_id in num_scheduled:
                 self._refuse(req_id, reason)
             return
-        states = torch.stack([self._seen[i] for i in self.layer_ids], dim=1)  # (tokens, L, D)
-        figures = measure_rows(states)
+        # Rows beyond those scheduled are padding.
+        seen = [self._seen[i][: sum(num_scheduled.values())] for i in self.layer_ids]
+        on_device = torch.stack(seen, dim=1)  # (tokens, L, D)
+        # Positions of several kinds (M-RoPE) are not compared.
+        given = {name: fed for name, fed in self._fed.items() if name == "input_ids" or fed.ndim == 1}
+        states, figures, *fed = _to_host([on_device, measure_rows(on_device), *given.values()])
+        self._fed = dict(zip(given, fed, strict=True))
         start = 0
         for place, req_id in enumerate(batch.req_ids):
             num_rows = num_scheduled[req_id]
@@ -147,21 +156,17 @@ class StreamHooks:
                 torch.zeros(len(prompt), dtype=torch.bool),
             )
             self._open[req_id] = request
-        request.states[first:stop] = states[rows].cpu()
-        request.figures[first:stop] = figures[rows].cpu()
+        request.states[first:stop] = states[rows]
+        request.figures[first:stop] = figures[rows]
         request.filled[first:stop] = True
         if stop == len(prompt):
             self._finish(req_id, request, prompt)
 
     def _misfed(self, prompt: torch.Tensor, first: int, stop: int, rows: slice) -> str | None:
         ids, positions = self._fed.get("input_ids"), self._fed.get("positions")
-        if ids is not None and not torch.equal(ids[rows].long().cpu(), prompt[first:stop]):
+        if ids is not None and not torch.equal(ids[rows].long(), prompt[first:stop]):
             return f"rows {first} to {stop} were computed from other tokens than the request's"
-        if (
-            positions is not None
-            and positions.ndim == 1
-            and not torch.equal(positions[rows].long().cpu(), torch.arange(first, stop))
-        ):
+        if positions is not None and not torch.equal(positions[rows].long(), torch.arange(first, stop)):
             return f"rows {first} to {stop} were computed at other positions"
         return None
 
@@ -173,13 +178,19 @@ class StreamHooks:
             return
         self._written.add(req_id)
         del self._open[req_id]
+        witness = bool(self.runner.requests[req_id].sampling_params.extra_args.get(WITNESS_KEY))
+        self._writers.submit(self._write, path, request, prompt, witness)
+
+    def _write(self, path: Path, request: _Request, prompt: torch.Tensor, witness: bool) -> None:
+        """Hand over a whole prompt; runs in a thread, while the model goes on."""
         try:
-            staged = StagedStates.split(request.states, prompt, self.layer_ids, request.figures)
-            if self.runner.requests[req_id].sampling_params.extra_args.get(WITNESS_KEY):
+            if witness:
                 write_digests(path, self.rank, layer_digests(request.states))
             if self.rank == 0:
-                write_states(path, staged)
-        except OSError as error:
+                write_states(
+                    path, StagedStates.split(request.states, prompt, self.layer_ids, request.figures)
+                )
+        except BaseException as error:
             write_error(path, f"{type(error).__name__}: {error}")
 
     def _refuse(self, req_id: str, reason: str) -> None:
@@ -192,6 +203,17 @@ class StreamHooks:
 
     def _path(self, req_id: str) -> Path:
         return self.folder / self.runner.requests[req_id].sampling_params.extra_args[NAME_KEY]
+
+
+def _to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy all of a step at once: each copy from a GPU that is waited for costs as much as a large one."""
+    copies = [
+        torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) if t.is_cuda else t
+        for t in tensors
+    ]
+    if any(t.is_cuda for t in tensors):
+        torch.cuda.current_stream().synchronize()
+    return copies
 
 
 def stream_of(output: Any) -> torch.Tensor:
