@@ -23,5 +23,7 @@ def test_a_line_a_point_and_a_model_that_predicts_them() -> None:
     assert all(p["tokens_per_s"] > 0 and p["latency_s"] >= p["first_token_s"] > 0 for p in points)
     # A random draft is almost never right.
     assert all(1 <= p["acceptance_length"] < 1.5 for p in points)
-    assert all(p["speed_up"] < 1 for p in points[2:])
+    for alone, drafted in zip(points[:2], points[2:], strict=True):
+        ratio = drafted["tokens_per_s"] / alone["tokens_per_s"]
+        assert drafted["speed_up"] == pytest.approx(ratio, rel=0.01)
     assert len(last["model"]["points"]) == 4
