@@ -1,6 +1,7 @@
 """The GPU kernels compute what their plain counterparts do; TRITON_INTERPRET=1 runs them on a CPU."""
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -186,6 +187,23 @@ def test_teacher_rows() -> None:
     assert torch.isfinite(probabilities).all()
 
 
+def skip_a_step_then_take_one(
+    update: Callable[[bool], None],
+    ours: torch.Tensor,
+    copy: torch.Tensor,
+    gradient: torch.Tensor,
+    torchs: torch.optim.Optimizer,
+    parameter: torch.nn.Parameter,
+) -> None:
+    """The skipped step changes nothing; the other is taken of ours and of torch's, gradients divided by 3."""
+    update(False)
+    assert torch.equal(ours, parameter)
+    assert not copy.any()
+    update(True)
+    parameter.grad = gradient / 3
+    torchs.step()
+
+
 @pytest.mark.parametrize("num_taken", [0, 5])
 def test_adamw_is_torchs_and_copies(num_taken: int) -> None:
     from eyas.train.fused.adamw_kernel import adamw
@@ -209,12 +227,7 @@ def test_adamw_is_torchs_and_copies(num_taken: int) -> None:
         flag = torch.tensor(taken, device=DEVICE)
         adamw(ours, gradient, mean, square, copy, rate, divisor, shares, flag, (0.9, 0.95), 1e-8, 0.1)
 
-    update(taken=False)
-    assert torch.equal(ours, parameter)
-    assert not copy.any()
-    update(taken=True)
-    parameter.grad = gradient / 3
-    torchs.step()
+    skip_a_step_then_take_one(update, ours, copy, gradient, torchs, parameter)
     assert close(ours, parameter.detach(), 1e-6)
     assert close(mean, torchs.state[parameter]["exp_avg"], 1e-6)
     assert close(square, torchs.state[parameter]["exp_avg_sq"], 1e-6)
@@ -255,12 +268,7 @@ def test_muon_is_torchs_and_copies(shape: tuple[int, int]) -> None:
         flag = torch.tensor(taken, device=DEVICE)
         muon(ours, gradient, momentum, copy, rate, divisor, flag, torchs.param_groups[0])
 
-    update(taken=False)
-    assert torch.equal(ours, parameter)
-    assert not copy.any()
-    update(taken=True)
-    parameter.grad = gradient / 3
-    torchs.step()
+    skip_a_step_then_take_one(update, ours, copy, gradient, torchs, parameter)
     assert close(momentum, torchs.state[parameter]["momentum_buffer"], 1e-6)
     assert close(ours - start, parameter.detach() - start, 0.05)  # both round, torch in bfloat16
     assert close(copy, ours.bfloat16(), 1e-2 if INTERPRETED else 0)

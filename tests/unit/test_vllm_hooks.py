@@ -1,6 +1,7 @@
 """Hooks over a model runner that behaves as vLLM's does: flattened batches, chunks, warm-up, padding."""
 
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +194,18 @@ def test_an_aborted_request_leaves_nothing(tmp_path: Path) -> None:
     runner.step({"b": (0, 2)}, finished=("a",))
     take_states(tmp_path / "file-b", 1, threading.Event())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_can_write_neither_states_nor_a_reason_stops(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    runner = hooked(folder)
+    runner.add("a", [1, 2, 3])
+    folder.rmdir()
+    runner.step({"a": (0, 3)})
+    time.sleep(0.5)  # a thread writes
+    with pytest.raises(FileNotFoundError):
+        runner.step({"a": (3, 1)})
 
 
 def test_the_stream_is_the_sum_of_hidden_and_residual() -> None:

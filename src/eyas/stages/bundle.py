@@ -41,11 +41,11 @@ class Bundle:
 
         Raises: ContractError for a sample whose states are not those that were measured.
         """
-        given = [s for s in states if s.figures is not None]
+        given = [(s, *s.figures) for s in states if s.figures is not None]
         if given:
-            _compare(given, [s.aux for s in given], [s.figures[0] for s in given if s.figures])
-            lasts = [s.last[:, None] for s in given]
-            _compare(given, lasts, [s.figures[1][:, None] for s in given if s.figures])
+            measured, of_aux, of_last = zip(*given, strict=True)
+            _compare(measured, [s.aux for s in measured], of_aux)
+            _compare(measured, [s.last[:, None] for s in measured], [f[:, None] for f in of_last])
         aux = [measure_rows(s.aux) if s.figures is None else s.figures[0] for s in states]
         last = [measure_rows(s.last[:, None])[:, 0] if s.figures is None else s.figures[1] for s in states]
         return cls(states, torch.cat(aux).numpy(), torch.cat(last).numpy(), bounds_of(aux), bounds_of(last))

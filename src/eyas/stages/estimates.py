@@ -46,9 +46,10 @@ def _trainable(draft: DraftConfig) -> dict[str, torch.nn.Parameter]:
 
 def _moments(draft: DraftConfig, optimizer: str) -> int:
     """Return how many values the optimizers keep: AdamW two a parameter, Muon one."""
-    trainable = _trainable(draft)
-    muons = (p.numel() for name, p in trainable.items() if optimizer == "muon" and suits_muon(name, p))
-    return 2 * draft_parameters(draft) - sum(muons)
+    is_muon = optimizer == "muon"
+    return sum(
+        p.numel() * (1 if is_muon and suits_muon(name, p) else 2) for name, p in _trainable(draft).items()
+    )
 
 
 def state_bytes(shape: Shape, tokens: Tokens) -> int:

@@ -22,10 +22,8 @@ from eyas.engines.vllm.staging import (
     STAGING_FORMAT,
     WITNESS_PREFIX,
     StagedStates,
-    layer_digests,
-    write_digests,
-    write_error,
-    write_states,
+    hand_over,
+    to_pinned,
 )
 
 # Requests are copied together until they are so large: an operation takes as long for many as for one.
@@ -148,8 +146,8 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
         self, cache: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor, lengths: list[int]
     ) -> _Copy:
         states = stock.extract_from_kv_cache(cache, slots, len(slots))
-        split = functools.partial(StagedStates.split, states, token_ids, self._layer_ids)
-        parts = self._executor.submit(lambda: split().parts(lengths))
+        split = StagedStates.split
+        parts = self._executor.submit(lambda: split(states, token_ids, self._layer_ids).parts(lengths))
         return lambda place: parts.result()[place], lambda: True
 
     def _copy_from_gpu(
@@ -164,9 +162,9 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
             on_device = StagedStates.split(states, token_ids, self._layer_ids)
             staged = dataclasses.replace(
                 on_device,
-                lower=_to_pinned(on_device.lower),
-                last=_to_pinned(on_device.last),
-                figures=_to_pinned(on_device.figures),
+                lower=to_pinned(on_device.lower),
+                last=to_pinned(on_device.last),
+                figures=to_pinned(on_device.figures),
             )
         event = torch.cuda.Event(blocking=True)  # threads that spin would take the cores of those that write
         event.record(stream)
@@ -180,23 +178,10 @@ class EyasConnector(stock.ExampleHiddenStatesConnector):
 
     def _write(self, path: Path, make: Callable[[], StagedStates]) -> None:
         try:
-            staged = make()
-            if _is_witness(path):
-                write_digests(path, self._rank, layer_digests(staged.states))
-            if self._rank == 0:
-                write_states(path, staged)
+            hand_over(path, self._rank, _is_witness(path), make)
         except BaseException as error:
-            try:
-                write_error(path, f"{type(error).__name__}: {error}")
-            except OSError:
-                self._fatal = error
+            self._fatal = error
 
 
 def _is_witness(path: Path | str) -> bool:
     return Path(path).name.startswith(WITNESS_PREFIX)
-
-
-def _to_pinned(on_device: torch.Tensor) -> torch.Tensor:
-    """Start copying to the host, on the current stream."""
-    host = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
-    return host.copy_(on_device, non_blocking=True)

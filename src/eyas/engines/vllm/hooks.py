@@ -5,9 +5,10 @@ bookkeeping, and that is checked against the token ids and positions the model w
 Eager mode only: in a compiled model hooks see nothing, without an error.
 """
 
+import functools
 import inspect
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,9 @@ from eyas.engines.vllm.staging import (
     NAME_KEY,
     WITNESS_KEY,
     StagedStates,
-    layer_digests,
-    write_digests,
+    hand_over,
+    to_pinned,
     write_error,
-    write_states,
 )
 from eyas.row_figures import measure_rows
 
@@ -57,6 +57,7 @@ class StreamHooks:
         self._open: dict[str, _Request] = {}
         self._written: set[str] = set()
         self._writers = ThreadPoolExecutor(_NUM_WRITERS, "eyas-stage")
+        self._writes: list[Future[None]] = []
         owner, layers = find_layers(_unwrapped(runner.model), num_layers)
         owner.register_forward_pre_hook(self._keep_fed, with_kwargs=True)
         for layer_id in self.layer_ids:
@@ -69,6 +70,9 @@ class StreamHooks:
 
     # ------------------------------------------------------------- around the runner
     def _execute_and_collect(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        for write in [w for w in self._writes if w.done()]:
+            self._writes.remove(write)
+            write.result()  # neither states nor a reason could be written
         for req_id in scheduler_output.finished_req_ids:
             self._open.pop(req_id, None)
             self._written.discard(req_id)
@@ -179,19 +183,8 @@ class StreamHooks:
         self._written.add(req_id)
         del self._open[req_id]
         witness = bool(self.runner.requests[req_id].sampling_params.extra_args.get(WITNESS_KEY))
-        self._writers.submit(self._write, path, request, prompt, witness)
-
-    def _write(self, path: Path, request: _Request, prompt: torch.Tensor, witness: bool) -> None:
-        """Hand over a whole prompt; runs in a thread, while the model goes on."""
-        try:
-            if witness:
-                write_digests(path, self.rank, layer_digests(request.states))
-            if self.rank == 0:
-                write_states(
-                    path, StagedStates.split(request.states, prompt, self.layer_ids, request.figures)
-                )
-        except BaseException as error:
-            write_error(path, f"{type(error).__name__}: {error}")
+        make = functools.partial(StagedStates.split, request.states, prompt, self.layer_ids, request.figures)
+        self._writes.append(self._writers.submit(hand_over, path, self.rank, witness, make))
 
     def _refuse(self, req_id: str, reason: str) -> None:
         if req_id in self._written:
@@ -207,10 +200,7 @@ class StreamHooks:
 
 def _to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy all of a step at once: each copy from a GPU that is waited for costs as much as a large one."""
-    copies = [
-        torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) if t.is_cuda else t
-        for t in tensors
-    ]
+    copies = [to_pinned(t) if t.is_cuda else t for t in tensors]
     if any(t.is_cuda for t in tensors):
         torch.cuda.current_stream().synchronize()
     return copies

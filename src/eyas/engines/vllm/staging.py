@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +131,30 @@ def write_states(path: Path, staged: StagedStates) -> None:
         write_tensors(f, parts, metadata)
         f.truncate()
     beside.replace(path)
+
+
+def hand_over(path: Path, rank: int, is_witness: bool, make: Callable[[], StagedStates]) -> None:
+    """Write what ``make`` gives, a witness's checksums first; only rank 0 writes states.
+
+    Where that fails the reason is left instead. Raises: what failed, when even that cannot be written.
+    """
+    try:
+        staged = make()
+        if is_witness:
+            write_digests(path, rank, layer_digests(staged.states))
+        if rank == 0:
+            write_states(path, staged)
+    except BaseException as error:
+        try:
+            write_error(path, f"{type(error).__name__}: {error}")
+        except OSError:
+            raise error from None
+
+
+def to_pinned(on_device: torch.Tensor) -> torch.Tensor:
+    """Start copying to the host, on the current stream."""
+    host = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
+    return host.copy_(on_device, non_blocking=True)
 
 
 def make_spare(staging: Path) -> None:

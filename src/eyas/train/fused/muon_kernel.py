@@ -109,9 +109,8 @@ def _product(
     BLOCK: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
-    i = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1) - 1) / 2).to(
-        tl.int32
-    )  # row of the triangle, but for rounding
+    # The row of the triangle, but for rounding.
+    i = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1) - 1) / 2).to(tl.int32)
     i = tl.where(i * (i + 1) // 2 > tile, i - 1, i)
     i = tl.where((i + 1) * (i + 2) // 2 <= tile, i + 1, i)
     j = tile - i * (i + 1) // 2
