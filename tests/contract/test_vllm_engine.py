@@ -215,8 +215,7 @@ def test_a_failed_write_is_a_failure_with_its_reason(
         engine = make(llama, capture=capture)
         engine._capturing()
         with monkeypatch.context() as patch:
-            for module in ("connector", "hooks"):
-                patch.setattr(f"eyas.engines.vllm.{module}.write_states", full_disk)
+            patch.setattr(staging, "write_states", full_disk)
             items = list(engine.capture(mixed_samples([20])))
         assert [item.reason for item in items if isinstance(item, Failure)] == [
             "the worker could not hand over the states: OSError: [Errno 28] No space left on device"
