@@ -9,7 +9,7 @@ The target answers training and evaluation prompts greedily, once. With ``--samp
 evaluation prompts at temperature 1 as well: drafts propose their likeliest token, and to accept that with the
 target's probability for it is what replaying a sampled answer does. Then worker processes share the list of
 runs: each keeps the target's states in its device's memory, trains a draft, replays decoding on held-out
-answers and on the evaluation suites' (exact for greedy answers, see ``eyas.train.metrics.replay``), and
+answers and on the evaluation suites' (exact for greedy answers, see ``acceptance.replay``), and
 decodes some evaluation prompts for real. A JSON line a run is written as it ends, so a limit loses little.
 Recipes are in acceptance_recipes.py; choose between them by held-out answers, never by the suites.
 """
@@ -36,20 +36,20 @@ from batched_decode import decode
 from eyas.config.schema import DraftSettings, TargetSettings, TrainSettings
 from eyas.data.pack import pack
 from eyas.data.vocab import build_vocab_map, count_supervised
-from eyas.draft.base import draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
-from eyas.engines.taps import LayerTaps
+from eyas.drafters.common.acceptance import Acceptance, replay_answers
+from eyas.drafters.common.batch import PackedBatch, lay_out
+from eyas.drafters.common.teacher_targets import teacher_targets
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
+from eyas.engines.hidden_state_hooks import HiddenStateHooks
 from eyas.engines.transformers import TransformersEngine, batches_by_length
 from eyas.files import fingerprint
-from eyas.targets.locate import locate
+from eyas.targets.resolve_model import locate
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
-from eyas.train.batch import PackedBatch, lay_out
-from eyas.train.feed import feed
 from eyas.train.loop import Trainer
-from eyas.train.metrics import Acceptance, replay_answers
-from eyas.train.teacher import teacher_targets
-from eyas.train.unroll import UnrollResult, run_unroll
+from eyas.train.prefetch import feed
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample, VocabMap
 
 DECODE_BATCH = 150  # prompts decoded together: their caches only grow, and other runs share the device
@@ -115,7 +115,7 @@ def tapped(
         ids = torch.zeros(len(batch), max(len(s) for s in batch), dtype=torch.long)
         for row, sample in enumerate(batch):
             ids[row, : len(sample)] = torch.from_numpy(sample.input_ids)
-        with LayerTaps(engine.model, (*engine.spec.aux_layer_ids, engine.spec.num_layers)) as taps:
+        with HiddenStateHooks(engine.model, (*engine.spec.aux_layer_ids, engine.spec.num_layers)) as taps:
             engine.model.get_decoder()(input_ids=ids.to(engine.device), use_cache=False)
         aux, last = taps.aux_and_last()
         for row, sample in enumerate(batch):

@@ -18,7 +18,7 @@ from eyas.data.samples import generated_turn
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.transformers import TransformersEngine
 from eyas.engines.vllm.engine import VllmEngine
-from eyas.targets.locate import locate
+from eyas.targets.resolve_model import locate
 from eyas.targets.spec import read_target, read_tokenizer
 from eyas.types import Completion, TokenizedSample
 

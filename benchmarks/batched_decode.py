@@ -11,10 +11,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
-from eyas.draft.eagle3 import Eagle3Draft
-from eyas.engines.taps import LayerTaps
+from eyas.drafters.common.acceptance import Acceptance
+from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.engines.hidden_state_hooks import HiddenStateHooks
 from eyas.engines.transformers import TransformersEngine
-from eyas.train.metrics import Acceptance
 
 
 @dataclass
@@ -95,7 +95,7 @@ def _forward(
     logits_to_keep: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logits [B, T, V] and aux states [B, T, A, D] of ``tokens`` [B, T]."""
-    with LayerTaps(engine.model, engine.spec.aux_layer_ids) as taps:
+    with HiddenStateHooks(engine.model, engine.spec.aux_layer_ids) as taps:
         out = engine.model(
             input_ids=tokens,
             attention_mask=mask.long(),

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from eyas.capture.capture_checks import check_states
+from eyas.capture.checked_writer import Check, CheckedShardWriter
+from eyas.capture.final_state_check import FinalStateCheck
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.probe import outside_envelope
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.layer_ids import default_aux_layer_ids
-from eyas.stages.checks import check_states
-from eyas.stages.last_check import LastCheck
-from eyas.stages.shelf import Check, Shelf
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardWriter
 from eyas.targets.teacher import TeacherHead
@@ -134,7 +134,7 @@ def capture_to_disk(
     bounds = plan_shards([len(s) for s in samples], spec.bytes_per_token, options.shard_bytes)
     shards = {n: samples[a:b] for n, (a, b) in enumerate(itertools.pairwise(bounds))}
     started = time.perf_counter()
-    shelf = Shelf(ShardWriter(folder, StoreManifest(spec, "benchmark", bounds)), check, 0)
+    shelf = CheckedShardWriter(ShardWriter(folder, StoreManifest(spec, "benchmark", bounds)), check, 0)
     try:
         for item in engine.capture(shelf.feed(shards.items())):
             shelf.put(item)
@@ -161,7 +161,7 @@ def every_check(spec: TargetSpec) -> Check:
         check_states,
         spec=spec,
         outside=functools.partial(outside_envelope, envelope=everything),
-        last_check=LastCheck(spec, teacher, usual_misses=1.0, against_all=True),
+        last_check=FinalStateCheck(spec, teacher, usual_misses=1.0, against_all=True),
     )
 
 

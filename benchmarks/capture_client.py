@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from capture import capture_to_disk, every_check, make_samples, parse, read_spec, write_config
 
-from eyas.engines.vllm.arguments import captured_layers
 from eyas.engines.vllm.engine import VllmEngine
-from eyas.engines.vllm.staging import Finished, StagedStates, make_spare, write_states
+from eyas.engines.vllm.engine_args import captured_layers
+from eyas.engines.vllm.state_transfer import Finished, StagedStates, make_spare, write_states
 from eyas.types import TargetSpec, TokenizedSample
 
 _AT_ONCE = 64  # requests that end in one step of the engine
@@ -46,7 +46,7 @@ class StagedSession:
                 self.staging / f"sample-{number:08d}", StagedStates.split(states, token_ids, self.layer_ids)
             )
 
-    def submit(self, name: str, token_ids: Sequence[int], witness: bool) -> None:
+    def submit(self, name: str, token_ids: Sequence[int], probe_output: bool) -> None:
         self._names.append(name)
 
     def has_output(self) -> bool:

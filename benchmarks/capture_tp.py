@@ -231,7 +231,7 @@ def equality(options: argparse.Namespace, scratch: Path) -> None:
         engine = start(folder, spec, options, dummy=False)
         try:
             probed = probe(engine, spec, probe_samples(samples), lambda last: teacher.logits(last.float()))
-            passed, digests = "passed", len(engine.witness(probed.samples[:1])[0].rank_digests)  # type: ignore[union-attr]
+            passed, digests = "passed", len(engine.probe_outputs(probed.samples[:1])[0].rank_digests)  # type: ignore[union-attr]
         except ProbeError as error:
             note(str(error))
             passed, digests = error.what, 0

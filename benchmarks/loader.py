@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from eyas.data.pack import pack
+from eyas.drafters.common.batch import PackedBatch, lay_out
 from eyas.store.base import StateReader
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter
-from eyas.train import feed as feed_module
-from eyas.train.batch import PackedBatch, lay_out
-from eyas.train.feed import feed
+from eyas.train import prefetch as feed_module
+from eyas.train.prefetch import feed
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 

@@ -92,7 +92,7 @@ def _time_eyas(options: argparse.Namespace, source: Path, run_dir: Path) -> None
 
 
 def _time_speculators(options: argparse.Namespace, source: Path, folder: Path) -> None:
-    from eyas.targets.locate import locate
+    from eyas.targets.resolve_model import locate
 
     out = folder / "speculators.parquet"
     workers = str(os.cpu_count() or 1)

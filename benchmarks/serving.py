@@ -268,8 +268,8 @@ def summary(measured: list[dict[str, Any]]) -> dict[str, Any]:
 
 def make_folders(scratch: Path, options: Namespace) -> tuple[Path, Path]:
     """Write the config.json of a target of the shape, and of the draft that eyas exports for it."""
-    from eyas.draft.base import draft_config_for
-    from eyas.export.vllm import engine_config
+    from eyas.drafters.eagle3.config import draft_config_for
+    from eyas.export.native import engine_config
     from eyas.types import VocabMap
 
     named = Namespace(

@@ -31,8 +31,8 @@ from safetensors.torch import save_file
 
 from eyas.config.schema import TargetSettings, TrainSettings
 from eyas.engines.transformers import TransformersEngine
-from eyas.export.vllm import load_export
-from eyas.targets.locate import locate
+from eyas.export.native import load_export
+from eyas.targets.resolve_model import locate
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_teacher
 from eyas.types import TargetSpec

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import torch
 
 from eyas.config.load import load_config
-from eyas.stages.context import RunContext, facts_of
 from eyas.stages.run import run_stage
+from eyas.stages.run_context import RunContext, facts_of
 
 DTYPES = ("auto", "float8_e4m3fn")
 

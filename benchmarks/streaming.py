@@ -30,7 +30,7 @@ from capture_tp import EXPERTS, SHAPES, write_config, write_weights
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from eyas.stages.records import read_record
+from eyas.stages.stage_records import read_record
 
 
 def main() -> None:
@@ -139,7 +139,7 @@ def write_run(folder: Path, target: Path, options: argparse.Namespace) -> Path:
     run: dict[str, Any] = {
         "run_dir": str(folder / "run"),
         "target": {"model": str(target), "dtype": options.dtype},
-        "data": {"sources": [rows], "max_length": options.length, "held_out_share": 0.05},
+        "data": {"sources": [rows], "max_length": options.length, "validation_fraction": 0.05},
         "regenerate": {"enabled": False},
         "extract": {
             "engine": "vllm",

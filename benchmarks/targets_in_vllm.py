@@ -59,7 +59,7 @@ def decode(folder: Path, draft: Path, trainer: Any, reference: Any) -> dict[str,
     from vllm import LLM, SamplingParams
 
     from eyas.engines.base import Prompt, Sampling
-    from eyas.export.vllm import VllmExporter
+    from eyas.export.native import VllmExporter
 
     draft.mkdir()
     VllmExporter().write(draft, trainer.draft, trainer.train_states.spec, trainer.vocab)

@@ -24,14 +24,14 @@ import torch
 from train_step import LLAMA_8B, SMALL, build, make_batch, time_steps
 
 from eyas.config.schema import TrainSettings
-from eyas.train.batch import PackedBatch
-from eyas.train.fused.unroll import FusedUnroll
-from eyas.train.gradients import add_up_in_slices, add_up_whole
-from eyas.train.metrics import StepSums
+from eyas.drafters.common.acceptance import StepSums
+from eyas.drafters.common.batch import PackedBatch
+from eyas.drafters.common.teacher_targets import teacher_targets
+from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.train.grad_accumulation import add_up_in_slices, add_up_whole
 from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.ranks import Ranks, join_ranks, leave_ranks
-from eyas.train.slices import Slices
-from eyas.train.teacher import teacher_targets
+from eyas.train.sharded_params import ShardedParams
 
 
 class Runner:
@@ -44,7 +44,7 @@ class Runner:
         self.settings = TrainSettings(optimizer="adamw", learning_rate=1e-5, num_unroll_steps=num_steps)
         self.ranks = ranks
         dtype = self.teacher.head.dtype
-        self.slices = Slices(self.draft, dtype, device) if shard else None
+        self.slices = ShardedParams(self.draft, dtype, device) if shard else None
         self.fused = FusedUnroll(self.draft, dtype, sliced=shard)
         if self.slices:
             self.fused.weights.hand_over = self.slices.add
@@ -96,7 +96,7 @@ def measure(runner: Runner, work: str, options: argparse.Namespace, device: torc
     ranks, shape = runner.ranks, SMALL if options.small else LLAMA_8B
     batches = [
         make_batch(documents, length, float(share), 1, options.num_steps, shape, device, 100 * ranks.rank + i)
-        for i in range(options.micro_batches)
+        for i in range(options.batches_per_step)
     ]
     if runner.slices:
         return measure_slices(runner, work, batches, options, device)
@@ -112,11 +112,11 @@ def measure(runner: Runner, work: str, options: argparse.Namespace, device: torc
     ranks.gather(None)
     adding, _ = median_ms(lambda i: runner.add_up(), options, device)
     slowest = max(ranks.gather(together))
-    num_tokens = documents * length * options.micro_batches
+    num_tokens = documents * length * options.batches_per_step
     num_bytes = sum(g.numel() * g.element_size() for g in runner.fused.weights.gradient.values())
     out = {
         "work": work,
-        "micro_batches": options.micro_batches,
+        "batches_per_step": options.batches_per_step,
         "ranks": ranks.size,
         "alone_ms": round(alone, 2),
         "alone_range_ms": alone_range,
@@ -149,7 +149,7 @@ def measure_slices(
     publishing, _ = median_ms(lambda i: publish(), options, device)
     out = {
         "work": work,
-        "micro_batches": options.micro_batches,
+        "batches_per_step": options.batches_per_step,
         "ranks": ranks.size,
         "together_ms": round(max(ranks.gather(together)), 2),
         "together_range_ms": together_range,

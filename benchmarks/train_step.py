@@ -20,14 +20,14 @@ import numpy as np
 import torch
 
 from eyas.config.schema import TrainSettings
-from eyas.draft.base import DraftConfig
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.common.batch import PackedBatch, pack_batch
+from eyas.drafters.common.teacher_targets import teacher_targets
+from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.targets.teacher import TeacherHead
-from eyas.train.batch import PackedBatch, pack_batch
-from eyas.train.fused.unroll import FusedUnroll
 from eyas.train.optim import Stepper, make_optimizers
-from eyas.train.teacher import teacher_targets
-from eyas.train.unroll import run_unroll
 from eyas.types import HiddenStates, TokenizedSample
 
 LLAMA_8B = {"D": 4096, "I": 14336, "heads": 32, "kv": 8, "head_dim": 128, "V": 128256, "W": 32000}

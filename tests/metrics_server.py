@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from eyas.evaluate.decode import DraftChain, decode_speculative
-from eyas.export.vllm import load_export
-from eyas.stages.context import RunContext
+from eyas.export.native import load_export
+from eyas.stages.run_context import RunContext
 from eyas.targets.teacher import read_teacher
 
 

@@ -36,7 +36,7 @@ def write_run(folder: Path, target: Path, **sections: Any) -> Path:
         "data": {
             "sources": [str(write_prompts(folder / "prompts.jsonl"))],
             "max_length": 96,
-            "held_out_share": 0.2,
+            "validation_fraction": 0.2,
         },
         "regenerate": {"max_new_tokens": 20, "batch_size": 8},
         "extract": {"batch_tokens": 256, "shard_bytes": 60_000},

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from eyas.config.schema import TrainSettings
-from eyas.train.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.fused.unroll import FusedUnroll
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
 from eyas.types import HiddenStates, TargetSpec, VocabMap
@@ -167,7 +167,7 @@ def train_together(
         states[i] = HiddenStates(
             states[i].sample, torch.full_like(states[i].aux, float("nan")), states[i].last
         )
-    defaults: dict[str, Any] = {"micro_batches": 4, "num_epochs": 2, "validate_every": 3, "save_every": 2}
+    defaults: dict[str, Any] = {"batches_per_step": 4, "num_epochs": 2, "validate_every": 3, "save_every": 2}
     trainer = trainer_of(case, root, states, device, ranks, **(defaults | settings))
     if written_out:
         use_written_out_backward(trainer)

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
+from eyas.capture.import_samples import _rows, _sample
 from eyas.config.load import load_config
-from eyas.data.shapes import parse_row
+from eyas.data.row_formats import parse_row
 from eyas.data.sources import Drop, read_source
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.export.read import read_draft
 from eyas.files import seal
-from eyas.stages.adopt import _rows, _sample
-from eyas.stages.records import read_record
+from eyas.stages.stage_records import read_record
 from eyas.store.journal import last_attempts, read_journal, repair_journal
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore, ShardWriter
@@ -53,7 +53,7 @@ def read_lines_of_journal(data: bytes, folder: Path) -> None:
 
 def read_shard(data: bytes, folder: Path) -> None:
     """Read a shard whose length and checksum are those journalled: what its own header says may be wrong."""
-    from eyas.tensorfile import checksum_of_file
+    from eyas.safetensors_io import checksum_of_file
 
     (folder / "shard-00000.safetensors").write_bytes(data)
     line = json.loads(_store()[1].splitlines()[0])
@@ -167,7 +167,7 @@ def _store() -> tuple[bytes, bytes, bytes]:
 @cache
 def _draft() -> tuple[bytes, bytes]:
     """Return the configuration and the weights of a small draft."""
-    from eyas.draft.base import draft_config_for
+    from eyas.drafters.eagle3.config import draft_config_for
 
     draft = Eagle3Draft(draft_config_for(SPEC, SPEC.vocab_size))
     tensors = {n: p.detach().clone().contiguous() for n, p in draft.trainable().items()}

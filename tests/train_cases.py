@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.draft.base import DraftConfig
-from eyas.draft.eagle3 import Eagle3Draft
-from eyas.draft.shape import latent_head_dim
+from eyas.drafters.common.heads_and_rope import latent_head_dim
+from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TokenizedSample
 

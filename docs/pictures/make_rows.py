@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from eyas.train.rows import plan_rows
+from eyas.drafters.eagle3.ttt_rows import plan_rows
 from eyas.types import supervised_positions
 
 TOKENS = ["What", "is", "rain", "?", "Water", "falls", "from", "clouds", "⟨end⟩"]

@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parents[1] / "src")]
 
-from eyas.targets.families import FAMILIES, Family  # noqa: E402
+from eyas.targets.architectures import FAMILIES, Family  # noqa: E402
 from families import TINY, Tiny  # noqa: E402
 
 HEAD = """# Supported targets

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from eyas import verbs
+from eyas import commands
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
 from eyas.progress import say
@@ -106,7 +106,7 @@ def _add_stage(name: str, summary: str, example: str) -> None:
         "--fresh", is_flag=True, help="redo what was written before, instead of refusing or keeping it"
     )
     def command(debug: bool, **arguments: Any) -> None:
-        _guarded(debug, verbs.run_stage, name, **arguments)
+        _guarded(debug, commands.run_stage, name, **arguments)
 
     for option in _OPTIONS.get(name, []):
         option(command)
@@ -173,7 +173,7 @@ def serve(debug: bool, **arguments: Any) -> None:
 
     Further arguments go to the engine as they are, e.g. --max-model-len 8192.
     """
-    _guarded(debug, verbs.serve, **arguments)
+    _guarded(debug, commands.serve, **arguments)
 
 
 @cli.command(
@@ -185,7 +185,7 @@ def serve(debug: bool, **arguments: Any) -> None:
 @click.option("--port", default=8000, show_default=True, help="port to listen at")
 def serve_capture(debug: bool, **arguments: Any) -> None:
     """Start a vLLM server that captures for eyas extract --endpoint."""
-    _guarded(debug, verbs.serve_capture, **arguments)
+    _guarded(debug, commands.serve_capture, **arguments)
 
 
 for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
@@ -204,7 +204,7 @@ for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
 @_debug
 def init(debug: bool, **arguments: Any) -> None:
     """Write a commented run file; asks on a terminal for what is not given."""
-    _guarded(debug, verbs.init, **arguments)
+    _guarded(debug, commands.init, **arguments)
 
 
 @cli.command(epilog=_example("eyas plan -c recipes/kimi-k2.5.yaml --rate extract=2280 --json"))
@@ -228,7 +228,7 @@ def init(debug: bool, **arguments: Any) -> None:
               help="measure rates with a short run  [default: for targets up to 2 GiB]")  # fmt: skip
 def plan(debug: bool, **arguments: Any) -> None:
     """Say what a run would do: tokens, disk, memory, and the time of each stage with its basis."""
-    _guarded(debug, verbs.plan, **arguments)
+    _guarded(debug, commands.plan, **arguments)
 
 
 @cli.command(epilog=_example("eyas doctor -c run.yaml"))
@@ -236,7 +236,7 @@ def plan(debug: bool, **arguments: Any) -> None:
 @_json
 def doctor(debug: bool, **arguments: Any) -> None:
     """Look for what would stop a run: versions, devices, disk, the target. Exit code 1 for a problem."""
-    _guarded(debug, verbs.doctor, **arguments)
+    _guarded(debug, commands.doctor, **arguments)
 
 
 @cli.command(epilog=_example("eyas status -c run.yaml --json"))
@@ -244,7 +244,7 @@ def doctor(debug: bool, **arguments: Any) -> None:
 @_json
 def status(debug: bool, **arguments: Any) -> None:
     """Show how far a run is and what works on it."""
-    _guarded(debug, verbs.status, **arguments)
+    _guarded(debug, commands.status, **arguments)
 
 
 @cli.command(epilog=_example("eyas logs -c run.yaml --follow"))
@@ -261,14 +261,14 @@ def status(debug: bool, **arguments: Any) -> None:
 @click.option("-f", "--follow", is_flag=True, help="go on until the run ends")  # fmt: skip
 def logs(debug: bool, **arguments: Any) -> None:
     """Show the log of a detached run."""
-    _guarded(debug, verbs.logs, **arguments)
+    _guarded(debug, commands.logs, **arguments)
 
 
 @cli.command(epilog=_example("eyas stop -c run.yaml"))
 @_on_a_run
 def stop(debug: bool, **arguments: Any) -> None:
     """Interrupt the process that works on a run; eyas run goes on where it was."""
-    _guarded(debug, verbs.stop, **arguments)
+    _guarded(debug, commands.stop, **arguments)
 
 
 @cli.command(epilog=_example("eyas compare runs/a runs/b -o compared.html"))
@@ -278,7 +278,7 @@ def stop(debug: bool, **arguments: Any) -> None:
 @_debug
 def compare(debug: bool, **arguments: Any) -> None:
     """Put finished runs side by side: figures, settings that differ, curves. RUN is a run folder."""
-    _guarded(debug, verbs.compare, **arguments)
+    _guarded(debug, commands.compare, **arguments)
 
 
 @cli.group(epilog=_example("eyas inspect prepared -c run.yaml"))
@@ -292,7 +292,7 @@ def inspect() -> None:
 @click.option("--id", "sample_id", help="show this sample")
 def inspect_prepared(debug: bool, **arguments: Any) -> None:
     """Show figures of the tokenized data, and samples with what is trained on highlighted."""
-    _guarded(debug, verbs.inspect_prepared, **arguments)
+    _guarded(debug, commands.inspect_prepared, **arguments)
 
 
 @inspect.command("states", epilog=_example("eyas inspect states -c run.yaml --verify"))
@@ -300,7 +300,7 @@ def inspect_prepared(debug: bool, **arguments: Any) -> None:
 @click.option("--verify", is_flag=True, help="only check every shard against its checksum")
 def inspect_states(debug: bool, **arguments: Any) -> None:
     """Show figures of the hidden states by layer, and their histograms as a page; or verify every byte."""
-    _guarded(debug, verbs.inspect_states, **arguments)
+    _guarded(debug, commands.inspect_states, **arguments)
 
 
 @cli.command("config", epilog=_example("eyas config -c run.yaml"))
@@ -309,7 +309,7 @@ def inspect_states(debug: bool, **arguments: Any) -> None:
 @click.option("--markdown", is_flag=True, help="print the reference of all settings as a page")
 def show_config(debug: bool, **arguments: Any) -> None:
     """Show the resolved configuration, each value with its origin."""
-    _guarded(debug, verbs.show_config, **arguments)
+    _guarded(debug, commands.show_config, **arguments)
 
 
 @cli.command(epilog=_example("eyas completion bash >> ~/.bashrc"))

@@ -70,7 +70,7 @@ class Progress:
 
 
 class Screen:
-    """Plain lines on stderr. Other screens are in ``eyas.screens``."""
+    """Plain lines on stderr. Other screens are in ``eyas.progress_displays``."""
 
     every_s: float | None = None  # seconds between two looks at progress; None: the progress's own
 

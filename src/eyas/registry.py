@@ -11,10 +11,10 @@ ENGINES = {
     "vllm": "eyas.engines.vllm.engine:VllmEngine",
 }
 DRAFTS = {
-    "eagle3": "eyas.draft.eagle3:Eagle3Draft",
+    "eagle3": "eyas.drafters.eagle3.model:Eagle3Draft",
 }
 EXPORTERS = {
-    "vllm": "eyas.export.vllm:VllmExporter",
+    "vllm": "eyas.export.native:VllmExporter",
     "speculators": "eyas.export.speculators:SpeculatorsExporter",
 }
 

@@ -204,7 +204,7 @@ class HiddenStates:
 
     Shapes: aux [T, A, D]; last [R, D], the stream before the final norm at the sample's supervised
     positions, in order. Engines make them with ``select`` from the full [T, D].
-    ``figures`` are those of ``eyas.row_figures``, of aux [T, A, 4] and last [R, 4], from an engine that took
+    ``figures`` are those of ``eyas.row_stats``, of aux [T, A, 4] and last [R, 4], from an engine that took
     them before it handed the states over.
     """
 

@@ -369,13 +369,15 @@ def test_a_run_without_held_out_samples(tmp_path: Path, tiny_target: Path) -> No
         tmp_path,
         tiny_target,
         "nothing is held out, and held-out samples choose the best checkpoint",
-        "set data.held_out_share (such as 0.05) or add conversations, and start with --fresh",
-        "data.held_out_share=0",
+        "set data.validation_fraction (such as 0.05) or add conversations, and start with --fresh",
+        "data.validation_fraction=0",
     )
 
 
 def test_training_without_held_out_samples(tmp_path: Path, tiny_target: Path) -> None:
-    run_file = write_run(tmp_path, tiny_target, data={"held_out_share": 0}, regenerate={"enabled": False})
+    run_file = write_run(
+        tmp_path, tiny_target, data={"validation_fraction": 0}, regenerate={"enabled": False}
+    )
     answers = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "a lazy dog of the fox"}]
     write_jsonl(tmp_path / "prompts.jsonl", [{"messages": answers}])
     for stage in ("prepare", "extract"):
@@ -383,8 +385,10 @@ def test_training_without_held_out_samples(tmp_path: Path, tiny_target: Path) ->
     assert_refused(
         eyas("train", "-c", run_file),
         "nothing is held out, and held-out samples choose the best checkpoint",
-        "set data.held_out_share (such as 0.05) or add conversations, and start with --fresh",
+        "set data.validation_fraction (such as 0.05) or add conversations, and start with --fresh",
     )
-    screen = eyas("run", "-c", run_file, "data.held_out_share=0.5", "--fresh")  # one record has no two sides
+    screen = eyas(
+        "run", "-c", run_file, "data.validation_fraction=0.5", "--fresh"
+    )  # one record has no two sides
     assert "error: nothing is held out" in screen.err
     assert screen.code == 2

@@ -11,10 +11,10 @@ import pytest
 
 from eyas.errors import ContractError
 from eyas.files import seal, unseal
+from eyas.safetensors_io import checksum_of_file
 from eyas.store.journal import append_record, read_journal
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore
-from eyas.tensorfile import checksum_of_file
 from faults import contents
 from pipeline import eyas, write_run
 

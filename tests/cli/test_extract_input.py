@@ -49,7 +49,7 @@ def test_the_flags_as_people_type_them_give_states_of_the_layers_asked_for(
     rows = [r | {"loss_mask": [0] * 3 + [1] * (len(r["input_ids"]) - 3)} for r in ROWS]
     write_jsonl(data, rows)
     arguments = ("--layer-ids", "0", "2", "5", "--layer-id-convention", "output-of")
-    screen = extract(tiny_target, data, tmp_path / "run", *arguments, "data.held_out_share=0")
+    screen = extract(tiny_target, data, tmp_path / "run", *arguments, "data.validation_fraction=0")
     assert screen.code == 0, screen.err
     store = ShardStore(tmp_path / "run" / "states" / "train")
     assert store.spec.aux_layer_ids == (1, 3)  # and 6, the last, which is always stored

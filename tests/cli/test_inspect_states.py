@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from eyas.store.figures import LayerFigures
+from eyas.store.histograms import LayerFigures
 from eyas.store.shards import ShardStore
 from pipeline import eyas, write_run
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 import eyas as package
 from eyas.data.chat import ChatRenderer, RenderError
 from eyas.engines.endpoint import EndpointEngine
-from eyas.engines.vllm.remote import ServerSession
+from eyas.engines.vllm.server_session import ServerSession
 from eyas.errors import ContractError, UserError
 from eyas.files import seal
 from eyas.stages.serve import ServeOptions, serve

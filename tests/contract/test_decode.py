@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.draft.base import draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.common.acceptance import Acceptance
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
 from eyas.evaluate.lossless import first_difference, is_near_tie, near_tie
 from eyas.train.loop import Trainer
-from eyas.train.metrics import Acceptance
 from eyas.types import HiddenStates, TokenizedSample
 from memory_store import MemoryStore
 from tiny import answered_states, make_trainer
@@ -177,8 +177,8 @@ def test_an_answer_of_one_token_takes_no_round(trained: Trainer, states: list[Hi
 
 def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[HiddenStates]) -> None:
     """The cache of the decoder and the batch of the trainer are two ways to the same first token."""
-    from eyas.train.batch import pack_batch
-    from eyas.train.unroll import unroll
+    from eyas.drafters.common.batch import pack_batch
+    from eyas.drafters.eagle3.unroll import unroll
 
     item = states[0]
     batch = pack_batch([item], 1, torch.device("cpu"), torch.float32)

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas import registry
-from eyas.draft.base import draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
-from eyas.export import vllm
+from eyas.export import native as vllm
+from eyas.export.native import load_export
 from eyas.export.read import read_draft
-from eyas.export.vllm import load_export
 from eyas.types import TargetSpec, VocabMap
 from tiny import make_spec
 

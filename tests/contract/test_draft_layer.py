@@ -11,10 +11,10 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from eyas.draft.base import draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
-from eyas.draft.layers import llama_config
-from eyas.train.attention import attend
+from eyas.drafters.common.attention import attend
+from eyas.drafters.common.layers import llama_config
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
 from tiny import make_spec
 
 ROPES = {

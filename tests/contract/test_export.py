@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas import registry
-from eyas.draft.base import draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError
-from eyas.export.vllm import load_export
+from eyas.export.native import load_export
 from eyas.types import TargetSpec, VocabMap
 from tiny import make_spec
 
@@ -180,7 +180,7 @@ def test_a_draft_for_another_target_is_refused_with_both_shapes(tmp_path: Path) 
 
 
 def test_verification_depends_on_rotary_positions(tmp_path: Path) -> None:
-    from eyas.export import vllm
+    from eyas.export import native as vllm
 
     draft = make_draft(make_spec(), PARTIAL)
     turned = make_draft(make_spec(rope_parameters={"rope_type": "default", "rope_theta": 2.0}), PARTIAL)

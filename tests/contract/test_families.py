@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.taps import LayerTaps
+from eyas.engines.hidden_state_hooks import HiddenStateHooks
 from eyas.engines.transformers import TransformersEngine
-from eyas.export.vllm import VllmExporter, load_export
-from eyas.targets.families import FAMILIES
+from eyas.export.native import VllmExporter, load_export
+from eyas.targets.architectures import FAMILIES
 from eyas.targets.quantized import read_weight
 from eyas.targets.teacher import read_last_layer, read_teacher
 from eyas.targets.weights import Weights
@@ -63,7 +63,7 @@ def test_the_teacher_rebuilt_from_last_gives_the_models_own_logits(
     assert float(expected.std()) > 0.05  # not a comparison of zeros
 
     # Ids mean the index of transformers' own hidden_states, whose last entry is after the norm.
-    with torch.inference_mode(), LayerTaps(engine.model, (0, 1, 2, 3, 4)) as taps:
+    with torch.inference_mode(), HiddenStateHooks(engine.model, (0, 1, 2, 3, 4)) as taps:
         engine.model(input_ids=ids, use_cache=False)
     hidden = torch.stack(out.hidden_states[:4], dim=2)
     torch.testing.assert_close(taps.stacked()[:, :, :4], hidden, rtol=1e-5, atol=1e-5)

@@ -17,7 +17,7 @@ from eyas.config.schema import FleetSettings
 from eyas.errors import ContractError, EyasError, UserError
 from eyas.scale.cluster import check_room
 from eyas.scale.fleet import Fleet
-from eyas.scale.units import Units
+from eyas.scale.work_queue import Units
 from machine import wait_until
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]

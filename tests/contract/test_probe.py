@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.engines.base import Witness
+from eyas.engines.base import ProbeOutput
 from eyas.engines.probe import (
     ProbeError,
     compare_states,
@@ -23,7 +23,7 @@ from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 from vllm_cases import make_model, mixed_samples, sample_of, spec_of_model
 
 AUX = (1, 2, 3)
-Spoil = Callable[[Witness], Witness | Failure]
+Spoil = Callable[[ProbeOutput], ProbeOutput | Failure]
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +54,22 @@ class Spoiled:
     def __init__(self, engine: TransformersEngine, spoil: Spoil, only_in_batches: bool = False) -> None:
         self.engine, self.spoil, self.only_in_batches = engine, spoil, only_in_batches
 
-    def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]:
+    def probe_outputs(self, samples: Iterable[TokenizedSample]) -> list[ProbeOutput | Failure]:
         samples = list(samples)
-        items = self.engine.witness(samples)
+        items = self.engine.probe_outputs(samples)
         if self.only_in_batches and len(samples) == 1:
             return items
-        return [self.spoil(i) for i in items if isinstance(i, Witness)]
+        return [self.spoil(i) for i in items if isinstance(i, ProbeOutput)]
 
 
-def changed(witness: Witness, aux: torch.Tensor | None = None, last: torch.Tensor | None = None) -> Witness:
-    states = witness.states
+def changed(
+    output: ProbeOutput, aux: torch.Tensor | None = None, last: torch.Tensor | None = None
+) -> ProbeOutput:
+    states = output.states
     states = HiddenStates(
         states.sample, states.aux if aux is None else aux, states.last if last is None else last
     )
-    return dataclasses.replace(witness, states=states)
+    return dataclasses.replace(output, states=states)
 
 
 def run_probe(engine: object, spec: TargetSpec, teacher: TeacherHead, reference: object = None):
@@ -173,7 +175,7 @@ def test_rounding_in_bfloat16_passes_and_what_is_more_does_not(spec: TargetSpec)
 def test_states_that_depend_on_the_batch_are_stopped(
     honest: TransformersEngine, spec: TargetSpec, teacher: TeacherHead
 ) -> None:
-    def lose_a_row(w: Witness) -> Witness:
+    def lose_a_row(w: ProbeOutput) -> ProbeOutput:
         return changed(w, aux=torch.cat([w.states.aux[:1], w.states.aux[:-1]]))
 
     with pytest.raises(ProbeError, match="differ alone and in a batch"):

@@ -14,10 +14,10 @@ from eyas.config.schema import TrainSettings
 from eyas.data.pack import pack
 from eyas.errors import ContractError, EyasError, UserError
 from eyas.stages.train import _check_shared
-from eyas.train.last_word import RankLeft, one_speaks
 from eyas.train.launch import launch_ranks
+from eyas.train.rank_errors import RankLeft, report_first_failure
 from eyas.train.ranks import Ranks, share_of
-from eyas.train.schedule import check_ranks, plan_steps
+from eyas.train.step_plan import check_ranks, plan_steps
 from rank_cases import run_ranks, train_together
 
 
@@ -99,7 +99,7 @@ def fail_on_first(ranks: Ranks) -> Any:
 def fail_in_turn(ranks: Ranks, first: int) -> Any:
     """Fail on every rank: on one for a reason, on the others because a sum broke under them or as well."""
     try:
-        with one_speaks(ranks):
+        with report_first_failure(ranks):
             if ranks.rank == first:
                 raise UserError("the disk is full")
             if ranks.rank == 2:
@@ -154,17 +154,17 @@ def test_ranks_refuse_to_differ_and_an_error_of_the_first_ends_all(tmp_path: Pat
 
 
 def test_a_step_that_the_gpus_cannot_share_equally_is_refused_with_the_number_that_fits() -> None:
-    check_ranks(TrainSettings(micro_batches=4), 2)
+    check_ranks(TrainSettings(batches_per_step=4), 2)
     with pytest.raises(UserError) as caught:
-        check_ranks(TrainSettings(micro_batches=6), 4)
-    assert "train.micro_batches=8" in str(caught.value.hint)
+        check_ranks(TrainSettings(batches_per_step=6), 4)
+    assert "train.batches_per_step=8" in str(caught.value.hint)
 
 
 def test_the_batches_of_a_step_cost_about_the_same_and_each_sample_comes_once_an_epoch() -> None:
     generator = np.random.default_rng(0)
     lengths = generator.integers(50, 1000, 4000)
     costs = lengths * generator.beta(2, 2, 4000)
-    settings = TrainSettings(num_epochs=1, batch_tokens=4096, micro_batches=8)
+    settings = TrainSettings(num_epochs=1, batch_tokens=4096, batches_per_step=8)
     steps = plan_steps(lengths.tolist(), costs, settings, seed=0)
     assert sorted(i for step in steps for p in step for i in p) == list(range(4000))
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from batched_decode import decode
 
+from eyas.drafters.common.acceptance import Acceptance, replay_answers
+from eyas.drafters.common.batch import pack_batch
+from eyas.drafters.common.teacher_targets import teacher_targets
+from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.evaluate.decode import DraftChain, decode_speculative
-from eyas.train.batch import pack_batch
-from eyas.train.fused.unroll import FusedUnroll
-from eyas.train.metrics import Acceptance, replay_answers
-from eyas.train.teacher import teacher_targets
-from eyas.train.unroll import run_unroll
 from tiny import answered_states, make_trainer
 
 LIMIT, K = 24, 4

@@ -70,7 +70,7 @@ def test_a_run_stopped_after_any_step_and_resumed_has_the_same_bits(
 
 
 def test_two_optimizers_and_an_average_resume_with_the_same_bits(tmp_path: Path, new_trainer: Any) -> None:
-    settings = {"optimizer": "muon", "train_head": False, "average_decay": 0.9, "save_every": 2}
+    settings = {"optimizer": "muon", "train_head": False, "ema_decay": 0.9, "save_every": 2}
     whole = new_trainer(tmp_path / "whole", **settings)
     whole.run()
     new_trainer(tmp_path / "parts", **settings).run(stop_after=3)

@@ -35,7 +35,7 @@ def test_slices_are_trained_bit_for_bit_and_each_rank_keeps_half(tmp_path: Path,
     shared = {"written_out": written_out, "num_epochs": 1, "train_head": False}
     cases = {
         # Nothing is added up in another order: one micro-batch a rank, and a norm that divides nothing.
-        "exact": shared | {"micro_batches": 2, "max_grad_norm": 1e6, "average_decay": 0.5},
+        "exact": shared | {"batches_per_step": 2, "max_grad_norm": 1e6, "ema_decay": 0.5},
         # Each of two batches a rank is added up over the ranks first, and the norm rank by rank.
         "rounded": shared | {"train_head": True},
     }
@@ -61,7 +61,7 @@ def test_slices_are_trained_bit_for_bit_and_each_rank_keeps_half(tmp_path: Path,
 def test_large_drafts_parts_and_savings_all_go_with_slices(tmp_path: Path) -> None:
     """Three ranks, so that rows do not divide, and one of them has none of the head's."""
     wide = {"target_width": 40, "num_layers": 2, "draft_vocab": 4}
-    shared = {"micro_batches": 6, "num_epochs": 1, "shape": wide}
+    shared = {"batches_per_step": 6, "num_epochs": 1, "shape": wide}
     cases = {
         "own embedding, layers": shared | {"recompute": True},
         "bfloat16": shared | {"compute_dtype": "bfloat16"},
@@ -80,7 +80,7 @@ def test_large_drafts_parts_and_savings_all_go_with_slices(tmp_path: Path) -> No
 def continued(ranks: Ranks, root: Path, *stops: tuple[bool, int | None]) -> dict[str, Any]:
     """Train on from what lies in ``root``, for as many steps each time, sliced or whole."""
     for shard, stop_after in stops:
-        settings = {"shard": shard, "average_decay": 0.9, "num_epochs": 1, "micro_batches": 2}
+        settings = {"shard": shard, "ema_decay": 0.9, "num_epochs": 1, "batches_per_step": 2}
         result = train_together(ranks, root, False, stop_after, **settings)
     return result
 

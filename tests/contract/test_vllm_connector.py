@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's own
     from eyas.engines.vllm import connector
     from eyas.engines.vllm.connector import EyasConnector
-from eyas.engines.vllm.staging import WITNESS_PREFIX, layer_digests, take_digests, take_states
+from eyas.engines.vllm.state_transfer import WITNESS_PREFIX, layer_digests, take_digests, take_states
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -117,8 +117,8 @@ def test_a_further_rank_checksums_witnesses_and_writes_nothing(tmp_path: Path, d
     worker = Worker(device, rank=1)
     pending = requests(tmp_path, [20, 5, 33, 40, 7])
     assert saved(worker, pending) == {p.req_id for p in pending}
-    witness = Path(pending[3].filename)
-    assert take_digests(witness, 1, 10, GO_ON) == layer_digests(worker.rows(pending[3]))
+    probe_output = Path(pending[3].filename)
+    assert take_digests(probe_output, 1, 10, GO_ON) == layer_digests(worker.rows(pending[3]))
     worker._executor.shutdown()
     assert list(tmp_path.iterdir()) == []
 

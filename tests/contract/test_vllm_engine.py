@@ -24,11 +24,11 @@ from vllm_cases import (
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 from eyas.config.schema import VllmSettings
-from eyas.engines.base import Prompt, Sampling, Witness
+from eyas.engines.base import ProbeOutput, Prompt, Sampling
 from eyas.engines.transformers import TransformersEngine
-from eyas.engines.vllm import staging
+from eyas.engines.vllm import state_transfer as staging
 from eyas.engines.vllm.engine import VllmEngine
-from eyas.engines.vllm.staging import layer_digests
+from eyas.engines.vllm.state_transfer import layer_digests
 from eyas.engines.vllm.versions import CPU_CACHE_SIZED, installed_version
 from eyas.types import Failure, HiddenStates
 
@@ -195,14 +195,16 @@ def test_a_witness_carries_the_engines_own_next_token(llama: Path, make: Engines
     engine = make(llama, capture=capture)
     samples = mixed_samples([40, 9, 70])
     reference = TransformersEngine(llama, engine.spec)
-    known = {w.states.sample.sample_id: w for w in reference.witness(samples) if isinstance(w, Witness)}
-    for witness in engine.witness(samples):
-        assert isinstance(witness, Witness)
-        other = known[witness.states.sample.sample_id]
-        assert witness.next_token == other.next_token
-        assert witness.next_logprob == pytest.approx(other.next_logprob, abs=1e-4)
-        full = torch.cat([witness.states.aux, witness.states.last[:, None]], dim=1)
-        assert witness.rank_digests == (layer_digests(full),)
+    known = {
+        w.states.sample.sample_id: w for w in reference.probe_outputs(samples) if isinstance(w, ProbeOutput)
+    }
+    for output in engine.probe_outputs(samples):
+        assert isinstance(output, ProbeOutput)
+        other = known[output.states.sample.sample_id]
+        assert output.next_token == other.next_token
+        assert output.next_logprob == pytest.approx(other.next_logprob, abs=1e-4)
+        full = torch.cat([output.states.aux, output.states.last[:, None]], dim=1)
+        assert output.rank_digests == (layer_digests(full),)
 
 
 def test_a_failed_write_is_a_failure_with_its_reason(
@@ -230,7 +232,7 @@ def test_nothing_stays_in_staging_but_files_to_write_over(
     engine = make(llama)
     session = engine._capturing()
     list(engine.capture(mixed_samples(LENGTHS)))
-    engine.witness(mixed_samples([5]))
+    engine.probe_outputs(mixed_samples([5]))
     gc.collect()
     assert [f.name for f in session.staging.iterdir()] == ["spare"]
     assert 0 < len(list((session.staging / "spare").iterdir())) <= len(LENGTHS)
@@ -244,11 +246,11 @@ def test_a_small_staging_limit_holds_samples_back(llama: Path, make: Engines) ->
     most, submit = 0, engine._submit
     open_tokens: dict[str, int] = {}
 
-    def counted(session: Any, sample: Any, witness: bool) -> str:
+    def counted(session: Any, sample: Any, output: bool) -> str:
         nonlocal most
         open_tokens[sample.sample_id] = len(sample)
         most = max(most, sum(open_tokens.values()))
-        return submit(session, sample, witness)
+        return submit(session, sample, output)
 
     engine._submit = counted  # type: ignore[method-assign]
     for item in engine.capture(mixed_samples(LENGTHS)):

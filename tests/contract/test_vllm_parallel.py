@@ -24,10 +24,10 @@ from vllm_cases import (
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 from eyas.config.schema import VllmSettings
-from eyas.engines.base import Witness
+from eyas.engines.base import ProbeOutput
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.rpc import call_all_ranks
-from eyas.engines.vllm.staging import layer_digests
+from eyas.engines.vllm.state_transfer import layer_digests
 from eyas.errors import EyasError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,10 +57,10 @@ def test_states_of_two_ranks_equal_transformers(engine: VllmEngine, folder: Path
 
 
 def test_both_ranks_checksum_the_same_states(engine: VllmEngine) -> None:
-    for witness in engine.witness(mixed_samples([3, 40, 90])):
-        assert isinstance(witness, Witness)
-        own = layer_digests(torch.cat([witness.states.aux, witness.states.last[:, None]], dim=1))
-        assert witness.rank_digests == (own, own)
+    for probe_output in engine.probe_outputs(mixed_samples([3, 40, 90])):
+        assert isinstance(probe_output, ProbeOutput)
+        own = layer_digests(torch.cat([probe_output.states.aux, probe_output.states.last[:, None]], dim=1))
+        assert probe_output.rank_digests == (own, own)
 
 
 def test_each_rank_answers_once_and_a_failure_names_its_rank(engine: VllmEngine) -> None:

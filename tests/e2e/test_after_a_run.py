@@ -14,8 +14,8 @@ import yaml
 
 import eyas as eyas_package
 from eyas.config.load import load_config
-from eyas.stages.context import RunContext
-from eyas.stages.report import prediction_note
+from eyas.report.page import prediction_note
+from eyas.stages.run_context import RunContext
 from machine import wait_until
 from pipeline import Screen, eyas, write_run
 

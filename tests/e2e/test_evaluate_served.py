@@ -19,7 +19,7 @@ import pytest
 from eyas.config.load import load_config
 from eyas.config.schema import VllmSettings
 from eyas.engines.transformers import TransformersEngine
-from eyas.stages.context import RunContext
+from eyas.stages.run_context import RunContext
 from machine import free_port, wait_until
 from metrics_server import SGLangServer
 from pipeline import eyas, write_prompts, write_run
@@ -262,7 +262,7 @@ def test_a_server_that_is_not_there_is_named_with_its_setting(run_file: Path) ->
     [
         (["evaluate.in_process=false"], "evaluate.in_process is false and no engine is named"),
         (["evaluate.benchmarks=[gsm8k]"], "evaluate.benchmarks is measured in an engine that serves"),
-        (["evaluate.further_draft_tokens=[5]"], "evaluate.further_draft_tokens is measured in an engine"),
+        (["evaluate.sweep_draft_tokens=[5]"], "evaluate.sweep_draft_tokens is measured in an engine"),
     ],
 )
 def test_settings_that_nothing_would_read_are_refused(run_file: Path, settings: list[str], what: str) -> None:

@@ -35,7 +35,7 @@ def test_a_few_steps_on_the_real_target(tmp_path: Path) -> None:
     run_file = write_run(
         tmp_path,
         Path("demo:smollm2-135m-instruct"),
-        data={"max_length": 80, "held_out_share": 0.25},
+        data={"max_length": 80, "validation_fraction": 0.25},
         regenerate={"max_new_tokens": 16},
         draft={"vocab_size": 2048, "intermediate_size": 256},
         train={"num_unroll_steps": 2, "batch_tokens": 128, "validate_every": 100, "save_every": 100},

@@ -16,14 +16,14 @@ from eyas.config.load import load_config
 from eyas.engines.transformers import TransformersEngine
 from eyas.errors import EyasError
 from eyas.stages import stream, train
-from eyas.stages.context import RunContext
+from eyas.stages.run_context import RunContext
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
 from pipeline import eyas, snapshot, write_run
 from rank_cases import run_ranks
 
 # Two micro-batches a rank.
-SHARED = {"micro_batches": 4, "batch_tokens": 80}
+SHARED = {"batches_per_step": 4, "batch_tokens": 80}
 STREAM_BYTES = 200_000
 Change = Callable[[Ranks], None]
 

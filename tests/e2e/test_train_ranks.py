@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from pipeline import eyas, write_run
 
-SHARED = ("train.micro_batches=2", "train.batch_tokens=128", "train.num_epochs=2", "train.optimizer=adamw")
+SHARED = ("train.batches_per_step=2", "train.batch_tokens=128", "train.num_epochs=2", "train.optimizer=adamw")
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,9 @@ def test_two_processes_train_what_one_trains_and_only_the_first_of_them_speaks(
 
 
 def test_a_mistake_is_told_before_any_process_is_started(extracted: Path) -> None:
-    screen = eyas("train", "-c", extracted, "train.num_gpus=3", "train.micro_batches=2", "--fresh")
+    screen = eyas("train", "-c", extracted, "train.num_gpus=3", "train.batches_per_step=2", "--fresh")
     assert screen.code == 2
-    assert "train.micro_batches=3" in screen.err
+    assert "train.batches_per_step=3" in screen.err
     screen = eyas("train", "-c", extracted, "train.shard=true", "train.optimizer=muon", "--fresh")
     assert screen.code == 2
     assert "needs whole matrices" in screen.err

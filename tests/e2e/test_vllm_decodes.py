@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from eyas import registry
 from eyas.config.schema import VllmSettings
+from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.counters import SpecCounters
+from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.engines.transformers import TransformersEngine
 from eyas.evaluate.decode import DraftChain, decode_plain, decode_speculative
-from eyas.export.vllm import load_export
+from eyas.export.native import load_export
 from eyas.targets.teacher import read_teacher
-from eyas.train.metrics import Acceptance
 from families import TINY
 from tiny import VOCAB_SIZE, answered_states, make_target, make_trainer, spec_of
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from eyas.config.schema import TrainSettings
-from eyas.train.batch import pack_batch
-from eyas.train.fused.unroll import FusedUnroll
-from eyas.train.loss import LossKind
+from eyas.drafters.common.batch import pack_batch
+from eyas.drafters.common.loss import LossKind
+from eyas.drafters.common.teacher_targets import teacher_targets
+from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.train.optim import Stepper, make_optimizers
-from eyas.train.teacher import teacher_targets
-from eyas.train.unroll import run_unroll
 from train_cases import Case, make_case
 
 pytestmark = [

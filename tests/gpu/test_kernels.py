@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eyas.train.fused import plain_ops
-from eyas.train.fused.heads import Heads
-from eyas.train.teacher import TeacherTargets
+from eyas.drafters.common.teacher_targets import TeacherTargets
+from eyas.drafters.eagle3.fused import plain_ops
+from eyas.kernels.head_layout import Heads
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -36,7 +36,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERA
     ],
 )
 def test_attention_and_its_gradients(heads: Heads, lengths: tuple[int, ...], num_own: int) -> None:
-    from eyas.train.fused import gpu_ops
+    from eyas.drafters.eagle3.fused import gpu_ops
 
     torch.manual_seed(0)
     num_keys = sum(lengths)
@@ -76,7 +76,7 @@ def test_attention_and_its_gradients(heads: Heads, lengths: tuple[int, ...], num
 @pytest.mark.parametrize("kind", ["kl", "lk", "hybrid"])
 @pytest.mark.parametrize("width", [61, 9000])
 def test_loss_and_its_gradient(kind: str, width: int) -> None:
-    from eyas.train.fused import gpu_ops
+    from eyas.drafters.eagle3.fused import gpu_ops
 
     torch.manual_seed(0)
     logits = 3 * torch.randn(7, width, device=DEVICE)
@@ -101,7 +101,7 @@ def test_loss_and_its_gradient(kind: str, width: int) -> None:
 
 
 def test_rotation_and_its_inverse() -> None:
-    from eyas.train.fused import gpu_ops
+    from eyas.drafters.eagle3.fused import gpu_ops
 
     x = torch.randn(9, 6 * 32, device=DEVICE)
     angles = torch.randn(9, 16, device=DEVICE).repeat(1, 2)
@@ -114,7 +114,7 @@ def test_rotation_and_its_inverse() -> None:
 
 
 def test_swiglu_backward() -> None:
-    from eyas.train.fused import gpu_ops
+    from eyas.drafters.eagle3.fused import gpu_ops
 
     grad, gate_up = torch.randn(5, 1500, device=DEVICE), torch.randn(5, 3000, device=DEVICE)
     expected, found = gate_up.clone(), gate_up.clone()
@@ -125,7 +125,7 @@ def test_swiglu_backward() -> None:
 
 @pytest.mark.parametrize("width", [96, 128])
 def test_norm_of_gathered_rows_and_its_backward(width: int) -> None:
-    from eyas.train.fused import gpu_ops
+    from eyas.drafters.eagle3.fused import gpu_ops
 
     torch.manual_seed(0)
     x, weight = torch.randn(20, width, device=DEVICE), 1 + 0.2 * torch.randn(width, device=DEVICE)
@@ -154,7 +154,7 @@ def test_norm_of_gathered_rows_and_its_backward(width: int) -> None:
 
 
 def test_swiglu() -> None:
-    from eyas.train.fused import gpu_ops
+    from eyas.drafters.eagle3.fused import gpu_ops
 
     gate_up = torch.randn(5, 3000, device=DEVICE)
     expected, found = torch.zeros(5, 1500, device=DEVICE), torch.zeros(5, 1500, device=DEVICE)
@@ -164,7 +164,7 @@ def test_swiglu() -> None:
 
 
 def test_teacher_rows() -> None:
-    from eyas.train.fused.teacher_kernel import restrict
+    from eyas.kernels.teacher_kernel import restrict
 
     torch.manual_seed(0)
     logits = 4 * torch.randn(8, 5000, device=DEVICE)
@@ -206,7 +206,7 @@ def skip_a_step_then_take_one(
 
 @pytest.mark.parametrize("num_taken", [0, 5])
 def test_adamw_is_torchs_and_copies(num_taken: int) -> None:
-    from eyas.train.fused.adamw_kernel import adamw
+    from eyas.kernels.adamw_kernel import adamw
 
     torch.manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(70, 61, device=DEVICE))
@@ -237,7 +237,7 @@ def test_adamw_is_torchs_and_copies(num_taken: int) -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(130, 96), (256, 200), (64, 64)])
 def test_a_symmetric_product_is_the_whole_one(rows: int, columns: int) -> None:
-    from eyas.train.fused.muon_kernel import symmetric_product
+    from eyas.kernels.muon_kernel import symmetric_product
 
     torch.manual_seed(0)
     dtype, tolerance = (torch.float32, 1e-5) if INTERPRETED else (torch.float16, 1e-3)
@@ -252,7 +252,7 @@ def test_a_symmetric_product_is_the_whole_one(rows: int, columns: int) -> None:
 
 @pytest.mark.parametrize("shape", [(96, 200), (200, 96), (130, 140)])
 def test_muon_is_torchs_and_copies(shape: tuple[int, int]) -> None:
-    from eyas.train.fused.muon_kernel import muon
+    from eyas.kernels.muon_kernel import muon
 
     torch.manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(shape, device=DEVICE))
@@ -278,7 +278,7 @@ def test_muon_is_torchs_and_copies(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("falling", [False, True])
 @pytest.mark.parametrize("shape", [(4096, 14336), (4096, 4096), (1024, 8192)])
 def test_newton_schulz_is_nearer_to_exact_steps_than_torchs(shape: tuple[int, int], falling: bool) -> None:
-    from eyas.train.fused.muon_kernel import SCALE, orthogonalized
+    from eyas.kernels.muon_kernel import SCALE, orthogonalized
 
     torch.manual_seed(0)
     x = torch.randn(shape, device=DEVICE)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eyas.row_figures import HIGH, LOW, NORM, measure_rows
+from eyas.row_stats import HIGH, LOW, NORM, measure_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

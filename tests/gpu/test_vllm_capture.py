@@ -20,9 +20,9 @@ from vllm_cases import (
 pytest.importorskip("vllm", reason="vllm is not installed")
 
 from eyas.config.schema import VllmSettings
-from eyas.engines.base import Witness
+from eyas.engines.base import ProbeOutput
 from eyas.engines.vllm.engine import VllmEngine
-from eyas.engines.vllm.staging import layer_digests
+from eyas.engines.vllm.state_transfer import layer_digests
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,7 +82,7 @@ def test_a_prompt_given_many_times_gets_the_same_states_each_time(engine: VllmEn
 
 
 def test_every_rank_holds_the_states_that_were_written(engine: VllmEngine, num_ranks: int) -> None:
-    for witness in engine.witness(mixed_samples([3, 40, 90])):
-        assert isinstance(witness, Witness)
-        own = layer_digests(torch.cat([witness.states.aux, witness.states.last[:, None]], dim=1))
-        assert witness.rank_digests == (own,) * num_ranks
+    for probe_output in engine.probe_outputs(mixed_samples([3, 40, 90])):
+        assert isinstance(probe_output, ProbeOutput)
+        own = layer_digests(torch.cat([probe_output.states.aux, probe_output.states.last[:, None]], dim=1))
+        assert probe_output.rank_digests == (own,) * num_ranks

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eyas.train.batch import pack_batch
-from eyas.train.fused.unroll import FusedUnroll
-from eyas.train.loss import LossKind
-from eyas.train.teacher import teacher_targets
-from eyas.train.unroll import UnrollResult, run_unroll
+from eyas.drafters.common.batch import pack_batch
+from eyas.drafters.common.loss import LossKind
+from eyas.drafters.common.teacher_targets import teacher_targets
+from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from train_cases import Case, make_case
 
 CPU = torch.device("cpu")

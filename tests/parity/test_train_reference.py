@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.train.batch import pack_batch
-from eyas.train.unroll import UnrollResult, run_unroll
+from eyas.drafters.common.batch import pack_batch
+from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.types import TokenizedSample
 from reference import reference_logits, reference_loss
 from train_cases import EPS, THETA, Case, make_case

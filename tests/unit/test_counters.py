@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eyas.engines.counters import SpecCounters, from_prometheus, from_vllm
+from eyas.engines.spec_decode_metrics import SpecCounters, from_prometheus, from_vllm
 from eyas.errors import UserError
 
 VLLM = """\

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.draft.base import draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
-from eyas.draft.layers import Rotary
-from eyas.draft.shape import draft_rope
+from eyas.drafters.common.heads_and_rope import draft_rope
+from eyas.drafters.common.layers import Rotary
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import UserError
 from tiny import make_spec
 

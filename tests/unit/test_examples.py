@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.evaluate.decode import Decoded
-from eyas.stages.examples import pieces
+from eyas.report.examples import pieces
 from tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.engines.vllm.arguments import further_arguments
+from eyas.engines.vllm.engine_args import further_arguments
 from eyas.errors import UserError
 from eyas.stages.extract_flags import settings_from_flags
 

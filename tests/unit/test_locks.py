@@ -12,7 +12,7 @@ import pytest
 
 from eyas.errors import UserError
 from eyas.locks import hold
-from eyas.store.folder import folder_of
+from eyas.store.storage import folder_of
 
 HOLD = """
 import sys, time

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from eyas.train.metrics import Acceptance, StepSums, replay, replay_answers
+from eyas.drafters.common.acceptance import Acceptance, StepSums, replay, replay_answers
 
 
 def test_a_round_that_accepts_nothing_still_gives_one_token() -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from eyas.config.schema import TrainSettings
-from eyas.draft.base import draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import UserError
 from eyas.train.optim import learning_rate, make_optimizers
 from tiny import make_spec

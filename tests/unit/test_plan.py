@@ -8,15 +8,15 @@ import pytest
 
 from eyas.config.load import load_config
 from eyas.config.schema import TargetSettings
-from eyas.draft.base import draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import UserError
-from eyas.screens import size
-from eyas.stages import estimates
-from eyas.stages.calibrate import speed_up_once_trained
-from eyas.stages.context import RunContext
+from eyas.plan import estimates
+from eyas.plan.measure_rates import speed_up_once_trained
+from eyas.plan.target_size import count_parameters, read_target_size
+from eyas.progress_displays import size
 from eyas.stages.plan import plan
-from eyas.stages.shape import count_parameters, read_shape
+from eyas.stages.run_context import RunContext
 from tiny import make_spec
 
 # The text model of Kimi-K2.5, as its public config.json describes it.
@@ -58,7 +58,7 @@ def test_a_kimi_sized_recipe_is_planned_from_its_config_alone(tmp_path: Path) ->
     target = write_config(tmp_path / "kimi", KIMI, nested=True)
     found = planned(
         target, "target.aux_layer_ids=[2,30,58]", "extract.engine=vllm", "vllm.tensor_parallel_size=8",
-        "data.held_out_share=0.01", "train.num_epochs=1",
+        "data.validation_fraction=0.01", "train.num_epochs=1",
         tokens=500_000_000, rates=["extract=2280", "train=50000"], gpu_memory=141,
     )  # fmt: skip
     assert found.bytes_per_token == 57344
@@ -103,8 +103,8 @@ def test_draft_parameters_are_those_of_the_real_draft() -> None:
 def test_training_memory_is_within_a_quarter_of_what_a_gpu_took(
     tmp_path: Path, optimizer: str, batch_tokens: int, supervised: float, measured_gib: float
 ) -> None:
-    """Measured on one H200: benchmarks/LOG.md, training speed."""
-    shape = read_shape(TargetSettings(model=str(write_config(tmp_path / "llama", LLAMA_8B))))
+    """MeasuredRates on one H200: benchmarks/LOG.md, training speed."""
+    shape = read_target_size(TargetSettings(model=str(write_config(tmp_path / "llama", LLAMA_8B))))
     settings = ("run_dir=r", "target.model=m", "data.sources=[a]", "train.compute_dtype=bfloat16",
                 f"train.batch_tokens={batch_tokens}", f"train.optimizer={optimizer}")  # fmt: skip
     config = load_config(None, settings).config
@@ -128,9 +128,9 @@ def test_slices_of_a_kimi_sized_draft_leave_room_and_the_plan_says_so(tmp_path: 
         "train.compute_dtype=bfloat16",
         "train.optimizer=adamw",
     )
-    whole = planned(target, *settings, "train.num_gpus=8", "train.micro_batches=8", tokens=1000)
+    whole = planned(target, *settings, "train.num_gpus=8", "train.batches_per_step=8", tokens=1000)
     sliced = planned(
-        target, *settings, "train.num_gpus=8", "train.micro_batches=8", "train.shard=true", tokens=1000
+        target, *settings, "train.num_gpus=8", "train.batches_per_step=8", "train.shard=true", tokens=1000
     )
     parameters = whole.draft_parameters
     head = 163840 * 7168  # the largest parameter: the whole vocabulary
@@ -151,7 +151,7 @@ def test_a_target_that_a_run_would_refuse_is_planned_and_said(tmp_path: Path) ->
 def test_a_config_without_a_shape_is_refused(tmp_path: Path) -> None:
     target = write_config(tmp_path / "empty", {"hidden_size": 8})
     with pytest.raises((UserError, KeyError)):
-        read_shape(TargetSettings(model=str(target)))
+        read_target_size(TargetSettings(model=str(target)))
 
 
 @pytest.mark.parametrize(("number", "text"), [(57344, "57.3 KB"), (3.3e13, "33 TB"), (12, "12 B")])
@@ -164,7 +164,7 @@ def test_a_stream_is_planned_with_captures_in_every_epoch_and_only_held_out_stat
 ) -> None:
     model = write_config(tmp_path / "model", LLAMA_8B)
     settings = [f"run_dir={tmp_path / 'run'}", f"target.model={model}", "data.sources=[x.jsonl]",
-                "data.held_out_share=0.1", "train.num_epochs=2", "draft.vocab_size=32000"]  # fmt: skip
+                "data.validation_fraction=0.1", "train.num_epochs=2", "draft.vocab_size=32000"]  # fmt: skip
     rates = ["extract=1000", "train=5000", "prepare=1", "regenerate=1", "evaluate=1"]
     plans = [
         plan(RunContext(load_config(None, [*settings, f"train.source={source}"])), rates, tokens=1_000_000)
@@ -185,7 +185,7 @@ def test_a_stream_is_planned_with_captures_in_every_epoch_and_only_held_out_stat
     keeping = plan(RunContext(load_config(None, kept)), rates, tokens=1_000_000)
     assert "900,000 tokens captured" in next(s.work for s in keeping.stages if s.stage == "train")
     assert keeping.disk[0].bytes == disk[0]
-    ranks = [*settings, "train.source=stream", "train.num_gpus=2", "train.micro_batches=2"]
+    ranks = [*settings, "train.source=stream", "train.num_gpus=2", "train.batches_per_step=2"]
     shared = plan(RunContext(load_config(None, ranks)), rates, tokens=1_000_000)
     steps = next(s.seconds for s in plans[0].stages if s.stage == "train")
     assert next(s.seconds for s in shared.stages if s.stage == "train") == pytest.approx(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eyas.config.load import load_config
-from eyas.draft.base import draft_config_for
+from eyas.drafters.eagle3.config import draft_config_for
 from eyas.layer_ids import from_output_of
 from tiny import make_spec
 

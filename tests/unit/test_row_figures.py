@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from eyas import row_figures
-from eyas.row_figures import measure_rows
+from eyas import row_stats as row_figures
+from eyas.row_stats import measure_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

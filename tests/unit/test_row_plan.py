@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.train.rows import RowPlan, plan_rows
+from eyas.drafters.eagle3.ttt_rows import RowPlan, plan_rows
 
 
 def brute_force(supervised: list[bool], documents: list[int], num_steps: int) -> RowPlan:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from eyas.progress import Progress, Screen, on_screen, say
-from eyas.screens import Checklist, JsonLines, StatusFile, duration
+from eyas.progress_displays import Checklist, JsonLines, StatusFile, duration
 
 
 def test_json_lines_are_one_object_a_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from eyas.config.schema import RunConfig
+from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt
-from eyas.engines.counters import SpecCounters
+from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.evaluate.decode import Decoded
-from eyas.evaluate.served import ServingPoint, diagnose, recommend, same_length, with_speed_up
-from eyas.stages.held_out import HeldOut, Here, Writer, agreement, differences_of, others_wrote
-from eyas.stages.measured import Group, Measured
-from eyas.train.metrics import Acceptance
+from eyas.serving.agreement import HeldOut, Here, Writer, agreement, differences_of, others_wrote
+from eyas.serving.recommend import ServingPoint, diagnose, recommend, same_length, with_speed_up
+from eyas.serving.results import Group, ServingResults
 
 
 def point(k: int, concurrency: int, tokens_per_s: float, temperature: float = 0.0) -> ServingPoint:
@@ -147,7 +147,7 @@ def agreement_of(
         for name, ids in answers.items()
     }
     alone = {name: tuple(a.token_ids) for name, a in held_out.here.plain.items()} if held_out.here else {}
-    measured = Measured([], alone={1: alone} if alone else {}, singly=singly)
+    measured = ServingResults([], alone={1: alone} if alone else {}, singly=singly)
     return agreement(held_out, measured, written_by, dtype)
 
 
@@ -229,7 +229,7 @@ def test_what_an_engine_of_the_run_wrote_is_written_again(
         "b": (STORED["b"], SpecCounters(1, 1)),
         "c": ((), SpecCounters()),
     }
-    found = agreement(held_out, Measured([], alone=alone, singly=singly), "target", dtype)
+    found = agreement(held_out, ServingResults([], alone=alone, singly=singly), "target", dtype)
     assert contracts(found) == says
 
 
@@ -260,13 +260,13 @@ def test_each_difference_is_judged_where_it_is() -> None:
     prompts = Group("held out", "all", [Prompt("a", (1,))])
     alone = {1: {"a": (5, 3)}, 16: {"a": (8, 3)}}
     drafted = {(2, 1): {"a": (5, 4)}, (2, 16): {"a": (8, 4)}}
-    measured = Measured([prompts], alone=alone, drafted=drafted)
+    measured = ServingResults([prompts], alone=alone, drafted=drafted)
     found, compared = differences_of(measured, None, Target())
     assert compared == 2
     assert [(d.top, d.gap) for d in found] == [(20.0, pytest.approx(0.1)), (20.0, 19.0)]
-    ended = Measured([prompts], alone=alone, drafted={(2, 1): {"a": (5,)}})
+    ended = ServingResults([prompts], alone=alone, drafted={(2, 1): {"a": (5,)}})
     assert [(d.top, d.gap) for d in differences_of(ended, None, Target())[0]] == [(None, None)]
-    alone = Measured([prompts], alone={16: {"a": (5, 3)}}, singly={"a": ((5, 7), SpecCounters(1, 0))})
+    alone = ServingResults([prompts], alone={16: {"a": (5, 3)}}, singly={"a": ((5, 7), SpecCounters(1, 0))})
     assert [(d.found, d.gap) for d in differences_of(alone, None, Target())[0]] == [(7, None)]
 
 
@@ -274,7 +274,7 @@ def test_a_server_is_judged_by_the_target_here() -> None:
     here = Here({"a": Decoded([5, 3], 1.0, ({5: 20.0}, {3: 20.0, 4: 19.9}))}, {}, [])
     prompts = Group("held out", "all", [Prompt("a", (1,)), Prompt("of a benchmark", (2,))])
     drafted = {(2, 1): {"a": (5, 4), "of a benchmark": (1,)}, (2, 16): {"a": (5, 7), "of a benchmark": (2,)}}
-    found, compared = differences_of(Measured([prompts], drafted=drafted), here, None)
+    found, compared = differences_of(ServingResults([prompts], drafted=drafted), here, None)
     assert compared == 2
     assert [(d.found, d.gap) for d in found] == [(4, pytest.approx(0.1)), (7, None)]
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from eyas.capture import checked_writer as shelf_module
+from eyas.capture.capture_checks import check_states
+from eyas.capture.checked_writer import CheckedShardWriter
+from eyas.capture.statistics import table_of
 from eyas.engines.probe import outside_envelope
 from eyas.errors import ContractError, EyasError
-from eyas.row_figures import measure_rows
-from eyas.stages import shelf as shelf_module
-from eyas.stages.checks import check_states
-from eyas.stages.shelf import Shelf
-from eyas.stages.statistics import table_of
+from eyas.row_stats import measure_rows
 from eyas.store.journal import read_journal
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore, ShardWriter
@@ -39,11 +39,13 @@ def states(spec: TargetSpec, index: int, scale: float = 1.0) -> HiddenStates:
     return HiddenStates.select(sample, full[:, :2], full[:, 2])
 
 
-def shelf_at(folder: Path, spec: TargetSpec, max_failures: int = 0, envelope: torch.Tensor = ANY) -> Shelf:
+def shelf_at(
+    folder: Path, spec: TargetSpec, max_failures: int = 0, envelope: torch.Tensor = ANY
+) -> CheckedShardWriter:
     writer = ShardWriter(folder, StoreManifest(spec, "data", (0, 2, 5, 6)))
     outside = functools.partial(outside_envelope, envelope=envelope)
     check = functools.partial(check_states, spec=spec, outside=outside)
-    shelf = Shelf(writer, check, max_failures)
+    shelf = CheckedShardWriter(writer, check, max_failures)
     assert list(shelf.feed(SHARDS.items())) == SAMPLES
     return shelf
 
@@ -114,7 +116,7 @@ def spoil(item: HiddenStates, **changes: Any) -> HiddenStates:
     return dataclasses.replace(item, **changes)
 
 
-def put_all(shelf: Shelf, items: list[HiddenStates]) -> None:
+def put_all(shelf: CheckedShardWriter, items: list[HiddenStates]) -> None:
     for item in items:
         shelf.put(item)
     shelf.finish()

@@ -7,7 +7,7 @@ import pytest
 
 from eyas.config.load import load_config
 from eyas.errors import EyasError, UserError
-from eyas.stages.context import RunContext, begin, facts_of, finish
+from eyas.stages.run_context import RunContext, begin, facts_of, finish
 
 
 @pytest.fixture

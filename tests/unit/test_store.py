@@ -7,11 +7,11 @@ import torch
 
 from eyas.engines.fake import FakeEngine
 from eyas.errors import ContractError, UserError
+from eyas.safetensors_io import checksum_of_file
 from eyas.store import shards
 from eyas.store.journal import read_journal
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter
-from eyas.tensorfile import checksum_of_file
 from eyas.types import Failure, HiddenStates, TargetSpec
 from tiny import make_spec, random_samples
 

@@ -8,10 +8,10 @@ from test_store import SPEC, manifest_for, states_of, write_store
 
 from eyas.errors import ContractError, UserError
 from eyas.store import fp8
-from eyas.store.folder import folder_of
 from eyas.store.journal import read_journal
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
+from eyas.store.storage import folder_of
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.errors import ContractError
-from eyas.row_figures import measure_rows
-from eyas.store import streamed
-from eyas.store.streamed import StreamedStates, owned, plan_windows
+from eyas.row_stats import measure_rows
+from eyas.store import window_store as streamed
+from eyas.store.window_store import StreamedStates, owned, plan_windows
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates, TokenizedSample
 from rank_cases import LENGTHS, spec_of, trainer_of, weights

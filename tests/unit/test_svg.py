@@ -1,6 +1,6 @@
 from xml.etree import ElementTree
 
-from eyas.stages.svg import line_chart
+from eyas.report.svg import line_chart
 
 
 def points_of(svg: str) -> list[list[tuple[float, float]]]:

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from eyas.config.schema import TargetSettings
 from eyas.errors import ContractError, UserError
 from eyas.targets import config
-from eyas.targets.families import family_of
-from eyas.targets.locate import locate, locate_config, locate_description
+from eyas.targets.architectures import family_of
+from eyas.targets.resolve_model import locate, locate_config, locate_description
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.targets.weights import Weights

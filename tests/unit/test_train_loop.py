@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from eyas.config.schema import TrainSettings
+from eyas.drafters.eagle3.backend import compute_dtype
 from eyas.errors import ContractError
 from eyas.train.checkpoint import latest_checkpoint, read_checkpoint
-from eyas.train.paths import compute_dtype
 from eyas.types import HiddenStates
 from rank_cases import trainer_of, weights
 from train_cases import make_case
@@ -63,7 +63,10 @@ def test_three_steps_in_a_row_that_are_not_finite_stop_the_run_with_the_last_che
 def test_micro_batches_add_up_to_one_batch(tmp_path: Path) -> None:
     """Two batches of one document each, divided once by their rows together, are a batch of both."""
     results = []
-    for name, settings in (("one", {"batch_tokens": 64}), ("two", {"batch_tokens": 33, "micro_batches": 2})):
+    for name, settings in (
+        ("one", {"batch_tokens": 64}),
+        ("two", {"batch_tokens": 33, "batches_per_step": 2}),
+    ):
         case = make_case(6, (31, 33))
         trainer = trainer_of(case, tmp_path / name, case.states, **settings)
         assert len(trainer.batches) == 1
@@ -97,7 +100,7 @@ def test_the_average_of_the_weights_is_validated_and_kept_while_training_goes_on
     runs = []
     for name, decay in (("plain", None), ("averaged", 0.5)):
         case = make_case(7, LENGTHS)
-        runs.append(trainer_of(case, tmp_path / name, case.states, average_decay=decay, learning_rate=1e-2))
+        runs.append(trainer_of(case, tmp_path / name, case.states, ema_decay=decay, learning_rate=1e-2))
         runs[-1].run()
     plain, averaged = runs
     assert all(

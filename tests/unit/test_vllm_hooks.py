@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from eyas.engines.vllm.hooks import StreamHooks, find_layers, stream_of
-from eyas.engines.vllm.staging import take_states
+from eyas.engines.vllm.state_transfer import take_states
 from eyas.errors import ContractError
 
 WIDTH, NUM_LAYERS = 4, 3

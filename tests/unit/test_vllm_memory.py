@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.vllm import arguments, memory
-from eyas.engines.vllm.arguments import Plan, environment
+from eyas.engines.vllm.engine_args import Plan, environment
 from eyas.engines.vllm.memory import Device, check_memory, gpus, weight_bytes
 from eyas.errors import UserError
 from vllm_cases import make_model, spec_of_model

@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.engines.vllm import remote
+from eyas.engines.vllm import server_session as remote
 from eyas.engines.vllm.engine import VllmEngine
-from eyas.engines.vllm.staging import STAGING_FORMAT, StagedStates, layer_digests, write_digests, write_states
+from eyas.engines.vllm.state_transfer import (
+    STAGING_FORMAT,
+    StagedStates,
+    layer_digests,
+    write_digests,
+    write_states,
+)
 from eyas.errors import EyasError, UserError
 from eyas.types import Failure, HiddenStates, TargetSpec
 from vllm_cases import make_model, mixed_samples, spec_of_model
@@ -77,7 +83,7 @@ class Server:
         shape = (len(ids), len(self.facts["layer_ids"]), self.spec.hidden_size)
         states = ids[:, None, None].expand(shape).float().contiguous()
         if self.writes:
-            if name.startswith("witness-"):
+            if name.startswith("probe_output-"):
                 write_digests(path, 0, layer_digests(states))
             write_states(path, StagedStates.split(states, ids, tuple(self.facts["layer_ids"])))
         logprobs = {"token_logprobs": [-1.5]} if body["logprobs"] else None
@@ -114,7 +120,7 @@ def engine_of(server: Server, model: Path, url: str | None = None, **settings: A
 def refused(server: Server, model: Path, what: str, hint: str, **settings: Any) -> None:
     engine = engine_of(server, model, **settings)
     with pytest.raises(UserError) as error:
-        engine.witness([])
+        engine.probe_outputs([])
     engine.close()
     assert error.value.what == what.format(url=server.url)
     assert error.value.hint == hint
@@ -128,10 +134,10 @@ def test_states_come_back_with_the_samples_they_belong_to_and_no_file_stays(
     for item in engine.capture(samples):
         assert isinstance(item, HiddenStates)
         assert torch.equal(item.aux[:, 0, 0].long(), torch.from_numpy(item.sample.input_ids).long())
-    (witness,) = engine.witness(samples[:1])
-    assert not isinstance(witness, Failure)
-    assert (witness.next_token, witness.next_logprob) == (7, -1.5)
-    assert len(witness.rank_digests) == 1
+    (probe_output,) = engine.probe_outputs(samples[:1])
+    assert not isinstance(probe_output, Failure)
+    assert (probe_output.next_token, probe_output.next_logprob) == (7, -1.5)
+    assert len(probe_output.rank_digests) == 1
     assert list(server.folder.iterdir()) == []
     engine.close()
 
@@ -166,7 +172,7 @@ def test_files_that_come_after_an_abort_and_what_killed_clients_left_are_removed
 def test_an_address_where_nobody_answers(model: Path, server: Server) -> None:
     engine = engine_of(server, model, url="http://127.0.0.1:9/v1")
     with pytest.raises(UserError) as error:
-        engine.witness([])
+        engine.probe_outputs([])
     assert error.value.what == (
         "extract.endpoint=http://127.0.0.1:9/v1 does not answer /models: "
         "ConnectError [Errno 111] Connection refused"
@@ -269,7 +275,7 @@ def test_a_folder_that_is_not_shared(
     name = "sample-"
     engine = engine_of(server, model)
     with pytest.raises(UserError) as error:
-        engine.witness([])
+        engine.probe_outputs([])
     assert error.value.what.startswith(
         f"the server's first file of states did not come to {server.folder}: the worker wrote no {name}"
     )
@@ -281,7 +287,7 @@ def test_a_server_that_fails_later_ends_the_run_with_its_reason(
 ) -> None:
     monkeypatch.setattr(remote, "_PAUSE_S", 0.01)
     engine = engine_of(server, model)
-    engine.witness([])
+    engine.probe_outputs([])
     server.status = 503
     with pytest.raises(EyasError) as error:
         list(engine.capture(mixed_samples([5])))

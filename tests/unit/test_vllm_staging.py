@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from eyas.engines.vllm import staging
-from eyas.engines.vllm.staging import (
+from eyas.engines.vllm import state_transfer as staging
+from eyas.engines.vllm.state_transfer import (
     StagedStates,
     layer_digests,
     make_spare,

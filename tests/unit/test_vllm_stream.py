@@ -9,7 +9,7 @@ import torch
 
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.session import shut_down
-from eyas.engines.vllm.staging import Finished, StagedStates, write_states
+from eyas.engines.vllm.state_transfer import Finished, StagedStates, write_states
 from eyas.types import HiddenStates
 from vllm_cases import make_model, mixed_samples, spec_of_model
 
@@ -25,7 +25,7 @@ class SlowSession:
         self.names: list[str] = []
         self.first_is_out = threading.Event()
 
-    def submit(self, name: str, token_ids: list[int], witness: bool) -> None:
+    def submit(self, name: str, token_ids: list[int], probe_output: bool) -> None:
         states = torch.randn(len(token_ids), 3, self.width)
         staged = StagedStates.split(states, torch.tensor(token_ids), self.layer_ids)
         # A file comes a little after the engine's word of it.

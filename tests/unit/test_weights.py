@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from eyas.config.schema import TargetSettings
 from eyas.errors import ContractError, UserError
-from eyas.targets.locate import locate, locate_description
 from eyas.targets.quantized import read_weight
+from eyas.targets.resolve_model import locate, locate_description
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_last_layer, read_teacher
 from eyas.targets.weights import Weights

@@ -15,6 +15,14 @@ from eyas.errors import UserError, did_you_mean
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, OverflowError)
 _MOST_VALUES = 10_000
 
+# Settings that had another name before 0.2.
+RENAMED = {
+    "data.held_out_share": "data.validation_fraction",
+    "train.average_decay": "train.ema_decay",
+    "train.micro_batches": "train.batches_per_step",
+    "evaluate.further_draft_tokens": "evaluate.sweep_draft_tokens",
+}
+
 Origin = Literal["file", "command line", "default"]
 
 
@@ -42,6 +50,8 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
     known = known_keys()
     sections = {key.rpartition(".")[0] for key in known}
     for key, _ in flatten(values):
+        if key in RENAMED:
+            raise UserError(f"{key} was renamed to {RENAMED[key]}", hint=f"write {RENAMED[key]} instead")
         # Some settings are mappings; their keys are anybody's.
         if key not in sections and not any(key == k or key.startswith(f"{k}.") for k in known):
             raise _unknown(key)

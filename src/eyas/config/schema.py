@@ -38,7 +38,9 @@ class DataSettings(Section):
         description="files, folders, globs, - for standard input, hf:owner/name:split; or {path, weight}"
     )
     max_length: PositiveInt = Field(2048, description="tokens of a sample at most; longer ones are cut")
-    held_out_share: float = Field(0.05, ge=0, lt=1, description="share of conversations kept for validation")
+    validation_fraction: float = Field(
+        0.05, ge=0, lt=1, description="share of conversations kept for validation"
+    )
     max_drop_share: float = Field(0.1, ge=0, le=1, description="stop when more rows than this are dropped")
     skip_broken_lines: bool = Field(False, description="count lines that are not JSON as drops, and go on")
     role_map: dict[str, str] = Field({}, description="further role names, e.g. {my-model: assistant}")
@@ -188,7 +190,7 @@ class TrainSettings(Section):
         False,
         description="compute the MLP twice instead of keeping it: for very long documents",
     )
-    micro_batches: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
+    batches_per_step: PositiveInt = Field(1, description="batches whose gradients make one optimizer step")
     optimizer: Literal["adamw", "muon"] = Field(
         "muon", description="muon: the layer's matrices by Muon, head and norms by AdamW; adamw: all by AdamW"
     )
@@ -200,7 +202,7 @@ class TrainSettings(Section):
     weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW moments")
     max_grad_norm: float = Field(0.5, gt=0, description="gradient norm is clipped to this")
-    average_decay: float | None = Field(
+    ema_decay: float | None = Field(
         None, gt=0, lt=1, description="keep a running average of the weights, e.g. 0.99; null: the last ones"
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
@@ -257,7 +259,7 @@ class EvaluateSettings(Section):
         (),
         description="served besides held-out prompts: mt-bench, humaneval, gsm8k, files, hf:owner/name:split",
     )
-    further_draft_tokens: tuple[PositiveInt, ...] = Field(
+    sweep_draft_tokens: tuple[PositiveInt, ...] = Field(
         (), description="further K that are served and compared, e.g. [1, 5]"
     )
     concurrency: tuple[PositiveInt, ...] = Field(

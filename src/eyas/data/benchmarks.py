@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.data.shapes import parse_row
+from eyas.data.row_formats import parse_row
 from eyas.data.sources import Drop, Row, read_source
 from eyas.errors import UserError, did_you_mean
 from eyas.types import Conversation

@@ -11,8 +11,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from eyas.data.encode import Encoder, Turn
+from eyas.data.row_formats import Record, RenderedText, TokenRow
 from eyas.data.samples import cut_samples, merge_turns
-from eyas.data.shapes import Record, RenderedText, TokenRow
 from eyas.types import Conversation, Message, TokenizedSample
 
 # A generation prompt may open the reasoning itself; what is generated then starts inside of it.

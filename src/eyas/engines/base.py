@@ -27,7 +27,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Witness:
+class ProbeOutput:
     """States with the engine's own greedy next token and its log-probability, of one forward pass.
 
     ``next_token`` is None where an engine has no logits of its own. ``rank_digests[r]`` are checksums,
@@ -46,7 +46,7 @@ class Engine(Protocol):
     # True: samples are taken as there is room, so all may be handed over in one call.
     streams: bool
 
-    def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]: ...
+    def probe_outputs(self, samples: Iterable[TokenizedSample]) -> list[ProbeOutput | Failure]: ...
 
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]: ...
 

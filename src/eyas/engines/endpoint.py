@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.credentials import from_netrc
+from eyas.engines.netrc_auth import from_netrc
 from eyas.errors import ContractError, UserError
 from eyas.types import Completion, Failure, TargetSpec
 

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.counters import SpecCounters, from_prometheus
-from eyas.engines.credentials import from_netrc
+from eyas.engines.decoder_base import Served
 from eyas.engines.endpoint import EndpointEngine
-from eyas.engines.served import Served
+from eyas.engines.netrc_auth import from_netrc
+from eyas.engines.spec_decode_metrics import SpecCounters, from_prometheus
 from eyas.errors import EyasError, UserError
 from eyas.types import Completion, Failure, TargetSpec
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from eyas.engines.base import Prompt, Sampling, Witness
+from eyas.engines.base import ProbeOutput, Prompt, Sampling
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
 
 
@@ -37,9 +37,9 @@ class FakeEngine:
             states = torch.stack([tokens * (layer + 1) + positions for layer in layers], dim=1).to(dtype)
             yield HiddenStates.select(sample, states[:, :-1], states[:, -1])
 
-    def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]:
+    def probe_outputs(self, samples: Iterable[TokenizedSample]) -> list[ProbeOutput | Failure]:
         items = self.capture(samples)
-        return [i if isinstance(i, Failure) else Witness(i, None, 0.0) for i in items]
+        return [i if isinstance(i, Failure) else ProbeOutput(i, None, 0.0) for i in items]
 
     def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
         for prompt in prompts:

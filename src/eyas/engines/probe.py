@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.engines.base import Engine, Witness
+from eyas.engines.base import Engine, ProbeOutput
 from eyas.errors import ContractError
 from eyas.types import Failure, TargetSpec, TokenizedSample
 
@@ -76,24 +76,24 @@ def probe(
     """
     started = time.monotonic()
     notes: list[str] = []
-    alone = {s.sample_id: _witnesses(engine, [s])[0] for s in samples}
-    for witness in alone.values():
-        check_shape(witness, spec)
-        check_layers(witness, spec)
-        check_ranks(witness, spec)
-        if witness.next_token is not None:
-            check_teacher(witness, spec, logits)
+    alone = {s.sample_id: _probe_outputs(engine, [s])[0] for s in samples}
+    for output in alone.values():
+        check_shape(output, spec)
+        check_layers(output, spec)
+        check_ranks(output, spec)
+        if output.next_token is not None:
+            check_teacher(output, spec, logits)
     if any(w.next_token is None for w in alone.values()):
         notes.append("the engine has no logits of its own to compare the teacher with")
     check_samples_differ(list(alone.values()), spec)
     states = {sample_id: full_states(w) for sample_id, w in alone.items()}
-    together = {w.states.sample.sample_id: full_states(w) for w in _witnesses(engine, samples)}
+    together = {w.states.sample.sample_id: full_states(w) for w in _probe_outputs(engine, samples)}
     compare_states(together, states, spec, "alone and in a batch")
     _compare_chunked(engine, samples, states, spec)
     if reference is None:
         notes.append("not compared with the transformers engine")
     else:
-        known = {w.states.sample.sample_id: full_states(w) for w in _witnesses(reference, samples)}
+        known = {w.states.sample.sample_id: full_states(w) for w in _probe_outputs(reference, samples)}
         compare_states(states, known, spec, "in this engine and in transformers")
     return Probed(
         tuple(samples), states, envelope_of(states.values()), time.monotonic() - started, tuple(notes)
@@ -102,34 +102,34 @@ def probe(
 
 def probe_again(engine: Engine, spec: TargetSpec, probed: Probed) -> None:
     """Raise ProbeError unless the engine still gives the states it gave at the start."""
-    now = {w.states.sample.sample_id: full_states(w) for w in _witnesses(engine, probed.samples)}
+    now = {w.states.sample.sample_id: full_states(w) for w in _probe_outputs(engine, probed.samples)}
     compare_states(now, probed.states, spec, "at the start and at the end")
 
 
-def full_states(witness: Witness) -> torch.Tensor:
+def full_states(output: ProbeOutput) -> torch.Tensor:
     """Return aux and last as one [T, A + 1, D]; every row of a probe sample is supervised."""
-    return torch.cat([witness.states.aux, witness.states.last[:, None]], dim=1)
+    return torch.cat([output.states.aux, output.states.last[:, None]], dim=1)
 
 
 def layer_names(spec: TargetSpec) -> list[str]:
     return [*(f"layer {i}" for i in spec.aux_layer_ids), f"the last layer ({spec.num_layers})"]
 
 
-def check_shape(witness: Witness, spec: TargetSpec) -> None:
-    aux = witness.states.aux
+def check_shape(output: ProbeOutput, spec: TargetSpec) -> None:
+    aux = output.states.aux
     if aux.shape[1:] != (spec.num_aux_layers, spec.hidden_size):
         raise ProbeError(
             f"probe, shape: the engine gave {aux.shape[1]} layers of width {aux.shape[2]}, "
             f"asked for {spec.num_aux_layers} of {spec.hidden_size}"
         )
-    for values in (aux, witness.states.last):
+    for values in (aux, output.states.last):
         if str(values.dtype) != f"torch.{spec.dtype}":
             raise ProbeError(f"probe, dtype: the engine gave {values.dtype}, asked for {spec.dtype}")
 
 
-def check_layers(witness: Witness, spec: TargetSpec) -> None:
+def check_layers(output: ProbeOutput, spec: TargetSpec) -> None:
     """Refuse layers that are not finite, zero, or copies of each other."""
-    states, names = full_states(witness).float(), layer_names(spec)
+    states, names = full_states(output).float(), layer_names(spec)
     for place, name in enumerate(names):
         if not states[:, place].isfinite().all():
             raise ProbeError(f"probe, finite: {name} holds values that are not finite")
@@ -145,11 +145,11 @@ def check_layers(witness: Witness, spec: TargetSpec) -> None:
                 )
 
 
-def check_ranks(witness: Witness, spec: TargetSpec) -> None:
+def check_ranks(output: ProbeOutput, spec: TargetSpec) -> None:
     """All tensor-parallel ranks must hold equal states: checksums were made in the workers."""
     ids = sorted({*spec.aux_layer_ids, spec.num_layers})
-    for rank, digests in enumerate(witness.rank_digests):
-        for layer_id, own, first in zip(ids, digests, witness.rank_digests[0], strict=True):
+    for rank, digests in enumerate(output.rank_digests):
+        for layer_id, own, first in zip(ids, digests, output.rank_digests[0], strict=True):
             if own != first:
                 raise ProbeError(
                     f"probe, ranks: rank {rank} holds other states at layer {layer_id} than rank 0 "
@@ -158,23 +158,26 @@ def check_ranks(witness: Witness, spec: TargetSpec) -> None:
                 )
 
 
-def check_teacher(witness: Witness, spec: TargetSpec, logits: Logits) -> None:
+def check_teacher(output: ProbeOutput, spec: TargetSpec, logits: Logits) -> None:
     """The teacher rebuilt from ``last`` must agree with the engine's own next token and log-probability."""
     tolerance = LOGPROB_TOLERANCE[spec.dtype]
-    scores = torch.log_softmax(logits(witness.states.last[-1:]).float(), dim=-1)[0]
-    token, best = witness.next_token, int(scores.argmax())
+    scores = torch.log_softmax(logits(output.states.last[-1:]).float(), dim=-1)[0]
+    token, best = output.next_token, int(scores.argmax())
     assert token is not None
-    gap, difference = float(scores[best] - scores[token]), abs(float(scores[token]) - witness.next_logprob)
+    gap, difference = (
+        float(scores[best] - scores[token]),
+        abs(float(scores[token]) - output.next_logprob),
+    )
     if gap > tolerance or difference > tolerance:
         raise ProbeError(
-            f"probe, teacher: after {len(witness.states.sample)} tokens the engine's next token is {token} "
-            f"with log-probability {witness.next_logprob:.4f}; final norm and head on its last states give "
+            f"probe, teacher: after {len(output.states.sample)} tokens the engine's next token is {token} "
+            f"with log-probability {output.next_logprob:.4f}; final norm and head on its last states give "
             f"{float(scores[token]):.4f} and prefer {best} by {gap:.4f}",
             hint="the last states are of another layer, after the final norm, or of another request",
         )
 
 
-def check_samples_differ(witnesses: Sequence[Witness], spec: TargetSpec) -> None:
+def check_samples_differ(witnesses: Sequence[ProbeOutput], spec: TargetSpec) -> None:
     """Two samples that end in other texts must not end in the same states."""
     for a in range(len(witnesses)):
         for b in range(a):
@@ -217,12 +220,12 @@ def outside_envelope(norms: Sequence[torch.Tensor], envelope: torch.Tensor) -> t
     return places[place], layer
 
 
-def _witnesses(engine: Engine, samples: Sequence[TokenizedSample]) -> list[Witness]:
-    items = engine.witness(samples)
+def _probe_outputs(engine: Engine, samples: Sequence[TokenizedSample]) -> list[ProbeOutput]:
+    items = engine.probe_outputs(samples)
     for item in items:
         if isinstance(item, Failure):
             raise ProbeError(f"probe: the engine failed on {item.sample_id}: {item.reason}")
-    witnesses = [item for item in items if isinstance(item, Witness)]
+    witnesses = [item for item in items if isinstance(item, ProbeOutput)]
     if sorted(w.states.sample.sample_id for w in witnesses) != sorted(s.sample_id for s in samples):
         raise ProbeError(f"probe: {len(samples)} samples went in, {len(witnesses)} came out")
     return witnesses
@@ -243,8 +246,8 @@ def _compare_chunked(
         for n in sorted({max(1, len(longest) // 3), max(1, 2 * len(longest) // 3)})
     ]
     own = states[longest.sample_id]
-    for witness in _witnesses(engine, [*crowd, *shorter]):
-        sample_id, found = witness.states.sample.sample_id, full_states(witness)
+    for output in _probe_outputs(engine, [*crowd, *shorter]):
+        sample_id, found = output.states.sample.sample_id, full_states(output)
         compare_states(
             {sample_id: found}, {sample_id: own[: len(found)]}, spec, "alone and among copies and prefixes"
         )

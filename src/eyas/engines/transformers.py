@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from eyas.engines.base import Prompt, Sampling, Witness
-from eyas.engines.grouped import use_grouped_attention
-from eyas.engines.taps import LayerTaps, text_decoder
+from eyas.engines.base import ProbeOutput, Prompt, Sampling
+from eyas.engines.gqa_attention import use_grouped_attention
+from eyas.engines.hidden_state_hooks import HiddenStateHooks, text_decoder
 from eyas.errors import ContractError, UserError
 from eyas.targets.config import read_config
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
@@ -55,15 +55,15 @@ class TransformersEngine:
             yield from self._capture_batch(batch)
 
     @torch.inference_mode()
-    def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]:
+    def probe_outputs(self, samples: Iterable[TokenizedSample]) -> list[ProbeOutput | Failure]:
         """Capture with the model's own next token, from a second pass through decoder and head."""
-        out: list[Witness | Failure] = []
+        out: list[ProbeOutput | Failure] = []
         for states in self.capture(samples):
             assert isinstance(states, HiddenStates)
             ids = torch.from_numpy(states.sample.input_ids).long()[None].to(self.device)
             logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
             best = torch.log_softmax(logits.float(), dim=-1).max(-1)
-            out.append(Witness(states, int(best.indices), float(best.values)))
+            out.append(ProbeOutput(states, int(best.indices), float(best.values)))
         return out
 
     def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
@@ -87,7 +87,7 @@ class TransformersEngine:
         input_ids = torch.zeros(len(batch), longest, dtype=torch.long)
         for row, sample in enumerate(batch):
             input_ids[row, : len(sample)] = torch.from_numpy(sample.input_ids)
-        with LayerTaps(self.model, (*self.spec.aux_layer_ids, self.spec.num_layers)) as taps:
+        with HiddenStateHooks(self.model, (*self.spec.aux_layer_ids, self.spec.num_layers)) as taps:
             # The decoder alone: the head's logits are not needed.
             text_decoder(self.model)(input_ids=input_ids.to(self.device), use_cache=False)
         lengths = [len(sample) for sample in batch]
@@ -156,7 +156,7 @@ class TransformersSession:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         engine, keep = self.engine, num_logits or len(token_ids)
         input_ids = torch.tensor([list(token_ids)], device=engine.device)
-        with LayerTaps(engine.model, engine.spec.aux_layer_ids) as taps:
+        with HiddenStateHooks(engine.model, engine.spec.aux_layer_ids) as taps:
             out = engine.model(
                 input_ids=input_ids, past_key_values=self.cache, use_cache=True, logits_to_keep=keep
             )
@@ -184,7 +184,7 @@ class RecomputingSession:
         engine, first, keep = self.engine, len(self.token_ids), num_logits or len(token_ids)
         self.token_ids += token_ids
         input_ids = torch.tensor([self.token_ids], device=engine.device)
-        with LayerTaps(engine.model, engine.spec.aux_layer_ids) as taps:
+        with HiddenStateHooks(engine.model, engine.spec.aux_layer_ids) as taps:
             out = engine.model(input_ids=input_ids, use_cache=False, logits_to_keep=keep)
         return out.logits[0], taps.stacked()[0, first:]
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.common.acceptance import Acceptance, replay_answers
+from eyas.drafters.common.batch import pack_batch
+from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.store.base import StateReader
 from eyas.targets.teacher import TeacherHead
-from eyas.train.batch import pack_batch
-from eyas.train.metrics import Acceptance, replay_answers
-from eyas.train.unroll import run_unroll
 
 
 @torch.no_grad()

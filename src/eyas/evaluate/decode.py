@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.common.acceptance import Acceptance
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.engines.base import TargetSession
-from eyas.train.metrics import Acceptance
 
 _NUM_LIKELIEST = 20
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from eyas.draft.base import DraftConfig
-from eyas.draft.eagle3 import Eagle3Draft
-from eyas.draft.shape import latent_head_dim, latent_rope, whole_latent
+from eyas.drafters.common.heads_and_rope import latent_head_dim, latent_rope, whole_latent
+from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
 from eyas.files import read_json
 from eyas.layer_ids import from_output_of

@@ -7,10 +7,10 @@ of published checkpoints and vLLM's ``transformers_utils/configs/speculators``.
 from pathlib import Path
 from typing import Any
 
-from eyas.draft.base import DraftConfig
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import UserError
-from eyas.export.vllm import VllmExporter, engine_config
+from eyas.export.native import VllmExporter, engine_config
 from eyas.files import sha256_of_file, write_json
 from eyas.types import TargetSpec, VocabMap
 

@@ -17,14 +17,14 @@ _AUTH_MODE = "RAY_AUTH_MODE"
 _TOKEN = f"where Ray asks for a token, set {_AUTH_MODE}=token and have the head's ~/.ray/auth_token"
 
 
-class Place(NamedTuple):
+class ClusterAddress(NamedTuple):
     """Where a cluster is, for other processes that join it, and how they are to show who they are."""
 
     address: str
     auth_mode: str | None
 
 
-def joined(place: Place) -> AbstractContextManager[Place]:
+def joined(place: ClusterAddress) -> AbstractContextManager[ClusterAddress]:
     """Join the cluster that another process of this run has started or joined; before ``ray`` is imported."""
     if place.auth_mode is not None:
         os.environ[_AUTH_MODE] = place.auth_mode
@@ -32,7 +32,7 @@ def joined(place: Place) -> AbstractContextManager[Place]:
 
 
 @contextmanager
-def cluster(address: str | None, num_cpus: int) -> Iterator[Place]:
+def cluster(address: str | None, num_cpus: int) -> Iterator[ClusterAddress]:
     """Join the cluster at ``address``, or start one on this machine with at least ``num_cpus`` slots.
 
     One that is connected already is used and left as it is.
@@ -75,11 +75,11 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[Place]:
         ray.shutdown()
 
 
-def _place() -> Place:
+def _place() -> ClusterAddress:
     import ray
 
     # Ray sets it where it starts a cluster.
-    return Place(str(ray.get_runtime_context().gcs_address), os.environ.get(_AUTH_MODE))
+    return ClusterAddress(str(ray.get_runtime_context().gcs_address), os.environ.get(_AUTH_MODE))
 
 
 def _knock(address: str) -> None:

@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from eyas.config.schema import FleetSettings
 from eyas.errors import ContractError, EyasError
 from eyas.progress import say
-from eyas.scale.units import Units
+from eyas.scale.work_queue import Units
 
 # Deaths in a row of one replica that did no unit in between.
 _MAX_DEATHS = 3

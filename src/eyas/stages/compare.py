@@ -11,11 +11,11 @@ from eyas.config.load import flatten
 from eyas.errors import UserError
 from eyas.files import atomic_file
 from eyas.progress import say
-from eyas.screens import duration
-from eyas.stages.html import html_page, html_table
-from eyas.stages.records import FOLDERS, STAGES, read_record
-from eyas.stages.served_page import identical_of
-from eyas.stages.svg import line_chart
+from eyas.progress_displays import duration
+from eyas.report.html import html_page, html_table
+from eyas.report.serving_section import identical_of
+from eyas.report.svg import line_chart
+from eyas.stages.stage_records import FOLDERS, STAGES, read_record
 
 Records = dict[str, dict[str, Any]]
 

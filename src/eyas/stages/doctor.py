@@ -205,13 +205,13 @@ def _ports(config: RunConfig | None) -> Iterator[Finding]:
 
 
 def _target(loaded: LoadedConfig) -> Iterator[Finding]:
-    from eyas.stages.context import RunContext
+    from eyas.plan.target_size import read_target_size
     from eyas.stages.run import check_settings
-    from eyas.stages.shape import read_shape
+    from eyas.stages.run_context import RunContext
 
     context = RunContext(loaded)
     try:
-        shape = read_shape(loaded.config.target)
+        shape = read_target_size(loaded.config.target)
     except EyasError as error:
         yield Finding("target", "problem", error.what, error.hint)
         return

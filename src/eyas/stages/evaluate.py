@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.common.acceptance import Acceptance
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.engines.base import Prompt
 from eyas.errors import ContractError, UserError
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
 from eyas.evaluate.lossless import first_difference, is_near_tie
-from eyas.export.vllm import load_export
+from eyas.export.native import load_export
 from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import Progress, say
-from eyas.stages.context import RunContext, begin, finish
-from eyas.stages.examples import examples_of
+from eyas.report.examples import examples_of
+from eyas.report.serving_section import identical_of
+from eyas.serving.agreement import HeldOut, Here
+from eyas.serving.benchmark import measure_served, served_figures
+from eyas.serving.results import SO_FAR
 from eyas.stages.export import is_whole
-from eyas.stages.held_out import HeldOut, Here
-from eyas.stages.measured import SO_FAR
-from eyas.stages.served import measure_served, served_figures
-from eyas.stages.served_page import identical_of
+from eyas.stages.run_context import RunContext, begin, finish
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
-from eyas.train.metrics import Acceptance
 from eyas.types import TokenizedSample
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 
 from eyas import registry
-from eyas.draft.eagle3 import Eagle3Draft
-from eyas.export.vllm import sglang_trouble
+from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.export.native import sglang_trouble
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
-from eyas.stages.context import RunContext, begin, finish, next_command
+from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.stages.train import check_same_target
 from eyas.targets.teacher import read_teacher
 from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint

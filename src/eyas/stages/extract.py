@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
+from eyas.capture.capture_checks import check_states
+from eyas.capture.checked_writer import Check, CheckedShardWriter
+from eyas.capture.final_state_check import NUM_CALIBRATING, FinalStateCheck
+from eyas.capture.import_samples import adopt
+from eyas.capture.statistics import table_of
 from eyas.data.prepared import SPLITS, Split, read_manifest, read_samples
-from eyas.engines.base import Engine, Witness
+from eyas.engines.base import Engine, ProbeOutput
 from eyas.engines.probe import Probed, outside_envelope, probe, probe_again, probe_samples
 from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
-from eyas.stages.adopt import adopt
-from eyas.stages.checks import check_states
-from eyas.stages.context import RunContext, begin, finish, next_command
-from eyas.stages.last_check import NUM_CALIBRATING, LastCheck
-from eyas.stages.records import read_record
-from eyas.stages.shelf import Check, Shelf
-from eyas.stages.statistics import table_of
+from eyas.stages.run_context import RunContext, begin, finish, next_command
+from eyas.stages.stage_records import read_record
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
 from eyas.targets.teacher import TeacherHead, read_teacher
@@ -81,7 +81,7 @@ def extract(context: RunContext) -> None:
         works_to_do = [work for work in works if work.missing]
         capture: Callable[[RunContext, list[Work]], object] = _capture
         if config.extract.fleet is not None:
-            from eyas.stages.extract_fleet import capture_with_fleet
+            from eyas.capture.fleet import capture_with_fleet
 
             capture = capture_with_fleet
         if works_to_do:
@@ -181,7 +181,7 @@ def probe_engine(
 ) -> tuple[Probed, Check]:
     """Start the engine and probe it; return what it showed, and the check of each sample's states."""
     started = time.monotonic()
-    engine.witness([])  # some engines start when they are first asked
+    engine.probe_outputs([])  # some engines start when they are first asked
     say(f"extract: {context.config.extract.engine} started in {time.monotonic() - started:.0f} s; probing it")
     teacher = read_teacher(context.target_folder, context.spec)
     probed = _probed(context, engine, samples, teacher)
@@ -220,8 +220,8 @@ def _check_of(
         dataclasses.replace(s, sample_id=f"probe-own-{i}")
         for i, s in enumerate(samples[:: max(1, len(samples) // NUM_CALIBRATING)])
     ]
-    known = [w.states for s in alone for w in engine.witness([s]) if isinstance(w, Witness)]
-    last_check = LastCheck.calibrated(spec, teacher, known)
+    known = [w.states for s in alone for w in engine.probe_outputs([s]) if isinstance(w, ProbeOutput)]
+    last_check = FinalStateCheck.calibrated(spec, teacher, known)
     if last_check.usual_misses is None:
         say("  the target does not predict the data's answers well enough to tell states by their tokens")
     outside = functools.partial(outside_envelope, envelope=probed.envelope[:-1])
@@ -230,7 +230,7 @@ def _check_of(
 
 def _capture_split(engine: Engine, work: Work, check: Check, max_failures: int) -> int:
     """Capture the missing shards of one split; return how many samples failed."""
-    shelf = Shelf(work.writer, check, max_failures)
+    shelf = CheckedShardWriter(work.writer, check, max_failures)
     # An engine that does not stream holds all it is given, so it is given one shard at a time.
     together = [work.parts()] if engine.streams else ([part] for part in work.parts())
     try:

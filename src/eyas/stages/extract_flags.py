@@ -9,7 +9,7 @@ from eyas.errors import UserError, did_you_mean
 from eyas.files import read_json
 from eyas.layer_ids import check_aux_layer_ids, from_output_of
 from eyas.progress import say
-from eyas.targets.locate import locate
+from eyas.targets.resolve_model import locate
 
 CONVENTIONS = ("eyas", "output-of")
 

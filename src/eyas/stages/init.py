@@ -23,7 +23,7 @@ target:
 data:
   sources: {sources}   # files, folders, globs, hf:owner/name:split
   max_length: {max_length}        # tokens of a sample at most; longer ones are cut
-  held_out_share: 0.05    # conversations kept to measure acceptance
+  validation_fraction: 0.05    # conversations kept to measure acceptance
 
 regenerate:
   # The target answers the prompts itself: the draft learns what it will have to predict. false: train on

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from eyas.data.coverage import summarize
 from eyas.data.prepared import SPLITS, read_samples
-from eyas.data.summary import summarize
 from eyas.errors import UserError
-from eyas.stages.context import RunContext
-from eyas.stages.html import html_bars, html_table
+from eyas.report.html import html_bars, html_table
+from eyas.stages.run_context import RunContext
 from eyas.types import TokenizedSample
 
 _BAR_WIDTH = 40

@@ -11,9 +11,9 @@ from rich.table import Table
 from eyas.errors import ContractError
 from eyas.files import atomic_file
 from eyas.progress import Progress, say
-from eyas.stages.context import RunContext
-from eyas.stages.svg import bar_chart
-from eyas.store.figures import LayerFigures, figures_of, verify_all
+from eyas.report.svg import bar_chart
+from eyas.stages.run_context import RunContext
+from eyas.store.histograms import LayerFigures, figures_of, verify_all
 from eyas.store.shards import ShardStore
 
 _COLUMNS = ("layer", "min", "max", "mean", "RMS", "zeros", "repeated rows")

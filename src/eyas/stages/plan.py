@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from eyas.plan import estimates
+from eyas.plan.estimates import Tokens
+from eyas.plan.measure_rates import MeasuredRates, Rows, calibrate, read_rows
+from eyas.plan.past_runs import earlier_rates
+from eyas.plan.requirements import Need, disk_needs, memory_needs
+from eyas.plan.stage_times import UNITS, Rates, StagePlan, given_rates, stage_plan, with_captures, works_of
+from eyas.plan.target_size import TargetSize, read_target_size
 from eyas.progress import say
-from eyas.screens import duration, size
-from eyas.stages import estimates
-from eyas.stages.calibrate import Measured, Rows, calibrate, read_rows
-from eyas.stages.context import RunContext
-from eyas.stages.earlier import earlier_rates
-from eyas.stages.estimates import Tokens
-from eyas.stages.needs import Need, disk_needs, memory_needs
-from eyas.stages.pace import UNITS, Rates, StagePlan, given_rates, stage_plan, with_captures, works_of
-from eyas.stages.records import read_record
+from eyas.progress_displays import duration, size
 from eyas.stages.run import stages_of
-from eyas.stages.shape import Shape, read_shape
+from eyas.stages.run_context import RunContext
+from eyas.stages.stage_records import read_record
 from eyas.stages.train import draft_config
 
 # A target of at most this size is loaded for a calibration without being asked.
@@ -26,7 +26,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class Plan:
-    shape: Shape
+    shape: TargetSize
     tokens: Tokens
     bytes_per_token: int
     draft_parameters: int
@@ -78,7 +78,7 @@ def plan(
     Raises: UserError for a rate that cannot be read, or a target without a config.json.
     """
     given = given_rates(rates)
-    shape = read_shape(context.config.target)
+    shape = read_target_size(context.config.target)
     notes = [f"the run would be refused: {shape.trouble}"] if shape.trouble else []
     states = {stage: _state(context, stage) for stage in stages_of(context)}
     earlier = earlier_rates(context)
@@ -101,7 +101,7 @@ def plan(
     if trained and works["train"] > 2 * trained:
         notes.append(
             f"validation is {1 - trained / works['train']:.0%} of training's work: "
-            "raise train.validate_every, or lower data.held_out_share"
+            "raise train.validate_every, or lower data.validation_fraction"
         )
     known = Rates(given, earlier, measured)
     stages = [
@@ -128,7 +128,7 @@ def plan(
 _calibrate = calibrate
 
 
-def _is_small(context: RunContext, shape: Shape) -> bool:
+def _is_small(context: RunContext, shape: TargetSize) -> bool:
     small = shape.is_here and shape.weight_bytes <= CALIBRATED_BYTES
     return small and context.config.extract.prepared_data is None
 
@@ -160,12 +160,12 @@ def _tokens(
     given: int | None,
     counted: Tokens | None,
     rows: Rows | None,
-    measured: Measured | None,
+    measured: MeasuredRates | None,
 ) -> Tokens:
     config = context.config
     if counted is not None:
         return counted
-    share = config.data.held_out_share
+    share = config.data.validation_fraction
     if given is not None:
         return Tokens(given * (1 - share), given * share, 0.5, given / config.data.max_length,
                       "given; half of them supervised, samples of full length")  # fmt: skip

@@ -10,14 +10,14 @@ from typing import Any
 
 from eyas.config.schema import DataSettings
 from eyas.data.chat import ChatRenderer, RenderError
-from eyas.data.identity import SeenRows, below_share, hash_of, split_key
+from eyas.data.dedup_and_split import SeenRows, below_share, hash_of, split_key
 from eyas.data.prepared import PreparedWriter, Split, is_whole
+from eyas.data.row_formats import Record, RenderedText, TokenRow, parse_row
 from eyas.data.samples import mask_ends
-from eyas.data.shapes import Record, RenderedText, TokenRow, parse_row
 from eyas.data.sources import BROKEN, Drop, read_source, source_fingerprint
 from eyas.errors import EyasError, UserError
 from eyas.progress import Progress, say
-from eyas.stages.context import RunContext, begin, finish, next_command
+from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.types import Conversation, TokenizedSample
 
 _BLOCK_ROWS = 512
@@ -92,7 +92,7 @@ class _Tally:
 def _write_all(context: RunContext, writer: PreparedWriter, tally: _Tally) -> None:
     config = context.config
     renderer = new_renderer(context)
-    sides = _Sides(writer, config.data.held_out_share, str(config.seed))
+    sides = _Sides(writer, config.data.validation_fraction, str(config.seed))
     with Progress("prepare", None, "rows") as progress:
         for block in _blocks(_records(config.data, config.seed, writer, tally)):
             tokenized = _prompts_only if config.regenerate.enabled else _with_answers
@@ -286,4 +286,7 @@ def _tell(manifest: dict[str, Any]) -> None:
         say(f"  cut to data.max_length: {counts['cut_conversations']:,} conversations, "
             f"{counts['cut_supervised_tokens']:,} supervised tokens lost")  # fmt: skip
     if not counts.get("held_out_conversations"):
-        say("  warning: nothing is held out for validation; raise data.held_out_share or add conversations")
+        say(
+            "  warning: nothing is held out for validation; "
+            "raise data.validation_fraction or add conversations"
+        )

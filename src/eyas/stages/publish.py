@@ -4,9 +4,9 @@ import re
 
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
-from eyas.screens import size
-from eyas.stages.card import write_card
-from eyas.stages.context import RunContext, facts_of
+from eyas.progress_displays import size
+from eyas.report.card import write_card
+from eyas.stages.run_context import RunContext, facts_of
 from eyas.targets.files import unreachable
 
 # stage.json is the run's own business: it names folders of this machine.

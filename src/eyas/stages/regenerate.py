@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-from eyas.data.answers import AnswerJournal
+from eyas.data.answer_journal import AnswerJournal
 from eyas.data.chat import ChatRenderer, RenderError
 from eyas.data.prepared import PreparedWriter, Split, is_whole, read_conversations, read_manifest
 from eyas.data.samples import cut_samples, generated_turn, merge_turns
@@ -15,8 +15,8 @@ from eyas.data.sources import Drop
 from eyas.engines.base import Prompt, Sampling
 from eyas.errors import EyasError, UserError
 from eyas.progress import Progress, say
-from eyas.stages.context import RunContext, begin, finish, next_command
 from eyas.stages.prepare import answer_slots, new_renderer
+from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.types import Completion, Conversation, Failure, Message, TokenizedSample
 
 # How the answers are fetched is no part of what they are.

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from torch.distributed import is_torchelastic_launched
 
 from eyas import registry
+from eyas.capture.stream import check_stream
 from eyas.config.schema import EvaluateSettings
 from eyas.errors import EyasError, UserError
 from eyas.export.speculators import check_servable
@@ -16,20 +17,19 @@ from eyas.files import remove_litter
 from eyas.layer_ids import to_sglang
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
-from eyas.screens import Checklist, JsonLines, StatusFile
-from eyas.stages.card import write_card
-from eyas.stages.context import RunContext, facts_of, interrupted
+from eyas.progress_displays import Checklist, JsonLines, StatusFile
+from eyas.report.card import write_card
+from eyas.report.page import print_summary, write_report
 from eyas.stages.evaluate import evaluate
 from eyas.stages.export import export
 from eyas.stages.extract import extract
+from eyas.stages.init_from import read_start
 from eyas.stages.prepare import prepare
 from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
-from eyas.stages.report import print_summary, write_report
-from eyas.stages.start import read_start
-from eyas.stages.stream import check_stream
+from eyas.stages.run_context import RunContext, facts_of, interrupted
 from eyas.stages.train import check_held_out, draft_config, train
-from eyas.train.slices import check_slices
+from eyas.train.sharded_params import check_sharding
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
     "prepare": prepare,
@@ -56,7 +56,7 @@ def run(context: RunContext, as_json: bool = False) -> None:
             _screen(as_json, stages) as screen,
             on_screen(StatusFile(screen, progress_path(run_dir))),
         ):
-            check_held_out(context.config.data.held_out_share)
+            check_held_out(context.config.data.validation_fraction)
             for name in stages:
                 _run_shown(context, name)
                 if name == "prepare":
@@ -151,7 +151,7 @@ def check_settings(context: RunContext) -> None:
     ):
         registry.check(table, name, kind)
     check_stream(config)
-    check_slices(config.train)
+    check_sharding(config.train)
     for name in config.train.trackers:
         registry.check(registry.TRACKERS, name, "tracker")
     _check_evaluation(config.evaluate)
@@ -168,7 +168,7 @@ def _check_evaluation(settings: EvaluateSettings) -> None:
             raise UserError(
                 "evaluate.in_process is false and no engine is named", hint="set evaluate.engine=vllm"
             )
-        served_only = ("benchmarks", "further_draft_tokens")
+        served_only = ("benchmarks", "sweep_draft_tokens")
         if unread := [name for name in served_only if getattr(settings, name)]:
             raise UserError(
                 f"evaluate.{unread[0]} is measured in an engine that serves, and none is named",

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from eyas.config.schema import TargetSettings
 from eyas.config.secrets import without_secrets
 from eyas.errors import UserError
+from eyas.export.native import sglang_trouble
 from eyas.export.read import StoredDraft, read_draft
-from eyas.export.vllm import sglang_trouble
 from eyas.files import sha256_of_file
 from eyas.progress import say
-from eyas.targets.locate import is_local, locate, locate_config
+from eyas.targets.resolve_model import is_local, locate, locate_config
 from eyas.targets.spec import read_target
 from eyas.types import TargetSpec
 

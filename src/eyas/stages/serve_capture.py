@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from eyas.engines.vllm.arguments import Plan, as_shell, environment, serve_command
-from eyas.engines.vllm.staging import staging_base
+from eyas.engines.vllm.engine_args import Plan, as_shell, environment, serve_command
+from eyas.engines.vllm.state_transfer import staging_base
 from eyas.engines.vllm.versions import (
     check_parallel,
     choose_way,
@@ -14,7 +14,7 @@ from eyas.engines.vllm.versions import (
     is_installed,
 )
 from eyas.progress import say
-from eyas.stages.context import RunContext
+from eyas.stages.run_context import RunContext
 
 
 def serve_capture(context: RunContext, print_only: bool, host: str, port: int) -> None:

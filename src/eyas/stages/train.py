@@ -8,27 +8,27 @@ import torch
 import torch.distributed as dist
 
 import eyas
+from eyas.capture.stream import facts_of_stream, streaming
 from eyas.config.load import flatten
 from eyas.config.schema import MACHINE_SETTINGS
 from eyas.data.prepared import read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
-from eyas.draft.base import DraftConfig, draft_config_for
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.eagle3.config import DraftConfig, draft_config_for
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import UserError
 from eyas.files import fingerprint, sha256_of_file
 from eyas.progress import mute, say
-from eyas.stages.context import RunContext, begin, finish, next_command
-from eyas.stages.start import draft_from, read_start, start_folder, vocab_of
-from eyas.stages.stream import facts_of_stream, streaming
+from eyas.stages.init_from import draft_from, read_start, start_folder, vocab_of
+from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.store.manifest import StoreManifest
 from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
 from eyas.trackers.base import Trackers
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
-from eyas.train.last_word import one_speaks
 from eyas.train.launch import launch_ranks
 from eyas.train.loop import Trainer
+from eyas.train.rank_errors import report_first_failure
 from eyas.train.ranks import Ranks, check_gpus, join_ranks, leave_ranks
-from eyas.train.schedule import check_ranks
+from eyas.train.step_plan import check_ranks
 from eyas.types import TargetSpec, VocabMap
 
 
@@ -62,7 +62,7 @@ def train(context: RunContext) -> None:
     if not ranks.is_first:
         mute()
     try:
-        with one_speaks(ranks):
+        with report_first_failure(ranks):
             _train(context, ranks, inputs)
     finally:
         leave_ranks()
@@ -193,7 +193,7 @@ def check_held_out(num: float) -> None:
     if not num:
         raise UserError(
             "nothing is held out, and held-out samples choose the best checkpoint",
-            hint="set data.held_out_share (such as 0.05) or add conversations, and start with --fresh",
+            hint="set data.validation_fraction (such as 0.05) or add conversations, and start with --fresh",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from eyas.errors import ContractError
 from eyas.files import seal, unseal
-from eyas.store.folder import Folder, folder_of
+from eyas.store.storage import Folder, folder_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eyas.errors import UserError
 from eyas.files import refusing_damaged, seal, unseal
-from eyas.store.folder import Folder, folder_of
+from eyas.store.storage import Folder, folder_of
 from eyas.types import TargetSpec
 
 FORMAT_VERSION = 2

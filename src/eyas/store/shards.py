@@ -13,12 +13,12 @@ from safetensors import SafetensorError
 
 from eyas.errors import ContractError
 from eyas.files import fingerprint
+from eyas.safetensors_io import checksum_of_file, write_tensors
 from eyas.store import fp8
-from eyas.store.folder import Folder, folder_of
 from eyas.store.journal import ShardRecord, append_record, last_attempts, read_journal, repair_journal
 from eyas.store.manifest import FORMAT_VERSION, StoreManifest, shard_name
-from eyas.store.opened import OpenShard
-from eyas.tensorfile import checksum_of_file, write_tensors
+from eyas.store.shard_reader import OpenShard
+from eyas.store.storage import Folder, folder_of
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 
 _OPEN_SHARDS = 64

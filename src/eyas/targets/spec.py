@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from eyas.config.schema import TargetSettings
 from eyas.errors import UserError
 from eyas.layer_ids import check_aux_layer_ids, default_aux_layer_ids
+from eyas.targets.architectures import Family, family_of
 from eyas.targets.config import latent_attention, read_config
-from eyas.targets.families import Family, family_of
 from eyas.targets.weights import Weights
 from eyas.types import TargetSpec
 

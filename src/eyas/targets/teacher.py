@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from eyas.errors import ContractError
-from eyas.targets.families import family_of
+from eyas.targets.architectures import family_of
 from eyas.targets.quantized import PLAIN, read_weight
 from eyas.targets.weights import Weights
 from eyas.types import NormKind, TargetSpec

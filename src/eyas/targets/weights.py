@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from eyas.errors import UserError
+from eyas.safetensors_io import DTYPES, Entry, parse_header
 from eyas.targets.files import Files, LocalFiles, files_of
-from eyas.tensorfile import DTYPES, Entry, parse_header
 
 INDEX = "model.safetensors.index.json"
 # Where the text model's tensors lie: text models, wrappers of several modalities, old and new.

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from eyas.draft.base import DraftConfig
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
 from eyas.files import (
     atomic_folder,
@@ -22,7 +22,7 @@ from eyas.files import (
     unseal,
     write_json,
 )
-from eyas.tensorfile import save_tensors
+from eyas.safetensors_io import save_tensors
 from eyas.types import TargetSpec, VocabMap
 
 FORMAT_VERSION = 2

@@ -13,14 +13,17 @@ import torch
 
 from eyas.config.schema import MACHINE_SETTINGS, TrainSettings
 from eyas.data.pack import pack
-from eyas.draft.eagle3 import Eagle3Draft
+from eyas.drafters.common.acceptance import Acceptance, StepSums, replay_answers
+from eyas.drafters.common.batch import PackedBatch, lay_out
+from eyas.drafters.common.teacher_targets import teacher_targets
+from eyas.drafters.eagle3.backend import compute_dtype, fused_unroll
+from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.errors import ContractError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import Progress, say
 from eyas.store.base import StateReader
 from eyas.targets.teacher import TeacherHead
-from eyas.train.average import WeightAverage
-from eyas.train.batch import PackedBatch, lay_out
 from eyas.train.checkpoint import (
     Checkpoint,
     State,
@@ -34,16 +37,13 @@ from eyas.train.checkpoint import (
     remove_all,
     save_checkpoint,
 )
-from eyas.train.feed import Windows, feed, whole
-from eyas.train.gradients import add_up_in_slices, add_up_whole
-from eyas.train.metrics import Acceptance, StepSums, replay_answers
+from eyas.train.ema import WeightEMA
+from eyas.train.grad_accumulation import add_up_in_slices, add_up_whole
 from eyas.train.optim import Stepper, make_optimizers
-from eyas.train.paths import compute_dtype, fused_unroll
+from eyas.train.prefetch import Windows, feed, whole
 from eyas.train.ranks import Ranks, share_of
-from eyas.train.schedule import check_ranks, costs_of, plan_steps
-from eyas.train.slices import Slices, check_slices
-from eyas.train.teacher import teacher_targets
-from eyas.train.unroll import UnrollResult, run_unroll
+from eyas.train.sharded_params import ShardedParams, check_sharding
+from eyas.train.step_plan import check_ranks, costs_of, plan_steps
 from eyas.types import VocabMap
 
 # Steps between two looks at the device: metrics are read and losses checked together.
@@ -88,13 +88,13 @@ class Trainer:
         if self.device.type == "cuda" and not self.draft.config.has_own_embedding:
             # One embedding on the card, in the compute dtype; it is frozen, so nothing is lost.
             self.draft.embed_tokens.weight = torch.nn.Parameter(self.teacher.embedding, requires_grad=False)
-        self.slices: Slices | None = None
-        check_slices(self.settings)
+        self.slices: ShardedParams | None = None
+        check_sharding(self.settings)
         if self.settings.shard and self.ranks.size == 1:
             say("train: train.shard does nothing for one process; set train.num_gpus")
         elif self.settings.shard:
             frozen = () if self.settings.train_head else ("lm_head.weight",)
-            self.slices = Slices(self.draft, self.dtype, self.device, frozen)
+            self.slices = ShardedParams(self.draft, self.dtype, self.device, frozen)
         self.draft.to(self.device)
         # The weights that the optimizers step: the draft's own, or this rank's slices of them.
         self.masters = self.slices.masters if self.slices else self.draft.trainable()
@@ -116,8 +116,8 @@ class Trainer:
         copies = self.fused.weights.copies if self.fused and not self.slices else None
         owners = self.ranks if self.slices else None
         self.stepper = Stepper(adamw, self.settings, len(self.batches), copies, muon, owners)
-        decay = self.settings.average_decay
-        self.average = None if decay is None else WeightAverage(self.masters, decay)
+        decay = self.settings.ema_decay
+        self.average = None if decay is None else WeightEMA(self.masters, decay)
         self.settings_fingerprint = fingerprint(
             [
                 self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),

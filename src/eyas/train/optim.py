@@ -96,7 +96,7 @@ class Stepper:
         copies: Mapping[torch.Tensor, torch.Tensor],
     ) -> None:
         """Do what ``_update`` does, on torch's own optimizer state, and refresh the compute copies."""
-        from eyas.train.fused.adamw_kernel import adamw
+        from eyas.kernels.adamw_kernel import adamw
 
         betas = self.adamw.defaults["betas"]
         step = self.num_taken.double() + 1
@@ -132,7 +132,7 @@ class Stepper:
         finite: torch.Tensor,
         copies: Mapping[torch.Tensor, torch.Tensor],
     ) -> None:
-        from eyas.train.fused.muon_kernel import muon as update
+        from eyas.kernels.muon_kernel import muon as update
 
         for group in muon.param_groups:
             for parameter in group["params"]:

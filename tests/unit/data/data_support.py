@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from eyas.config.load import load_config
 from eyas.data.prepared import SPLITS, read_manifest, read_samples
 from eyas.data.sources import Drop
-from eyas.stages.context import RunContext
 from eyas.stages.prepare import prepare
+from eyas.stages.run_context import RunContext
 from eyas.types import TokenizedSample
 
 ROOT = Path(__file__).parents[3]

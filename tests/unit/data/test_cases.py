@@ -8,7 +8,7 @@ import pytest
 from data_support import Prepare
 
 from eyas.data.chat import ChatRenderer
-from eyas.data.shapes import parse_row
+from eyas.data.row_formats import parse_row
 from eyas.data.sources import Row
 from eyas.data.vocab import build_vocab_map, count_supervised
 from eyas.errors import UserError
@@ -183,7 +183,7 @@ def test_the_split_covers_every_row_once(shared: Path, smollm2: Any, run_prepare
     pairs = json.loads((shared / "cases" / "30_split.expect.json").read_text())["pairs"]
     for n, ratio in ((p["n"], p["ratio"]) for p in pairs if p["n"] < 100):
         out = run_prepare(
-            smollm2, [_said(f"q{i}", "r") for i in range(n)], f"data.held_out_share={1 - ratio:.3f}"
+            smollm2, [_said(f"q{i}", "r") for i in range(n)], f"data.validation_fraction={1 - ratio:.3f}"
         )
         counts = out.manifest["counts"]
         assert counts.get("train_conversations", 0) + counts.get("held_out_conversations", 0) == n

@@ -7,7 +7,7 @@ import pytest
 from data_support import FakeContext, Prepare, make_tokenizer
 
 from eyas.config.load import load_config
-from eyas.data.summary import summarize
+from eyas.data.coverage import summarize
 from eyas.errors import UserError
 from eyas.stages.inspect import inspect_prepared, prepared_sections
 

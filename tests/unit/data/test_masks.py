@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.data.chat import ChatRenderer, RenderError
-from eyas.data.shapes import RenderedText, TokenRow
+from eyas.data.row_formats import RenderedText, TokenRow
 from eyas.types import Conversation, Message
 
 _BODY = "{{ '<|im_start|>' + m.role + '\n' }}"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eyas.config.load import load_config
-from eyas.data.identity import below_share
+from eyas.data.dedup_and_split import below_share
 from eyas.data.prepared import read_conversations, read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage_at
 from eyas.errors import UserError
@@ -36,20 +36,20 @@ def _held_out(folder: Path) -> set[str]:
 
 
 def test_the_split_does_not_depend_on_order_or_neighbours(run_prepare: Prepare) -> None:
-    whole = _held_out(run_prepare(TOKENIZER, MANY, "data.held_out_share=0.1").folder)
+    whole = _held_out(run_prepare(TOKENIZER, MANY, "data.validation_fraction=0.1").folder)
     assert 20 < len(whole) < 60
     mixed = random.Random(0).sample(MANY, len(MANY))
-    assert _held_out(run_prepare(TOKENIZER, mixed, "data.held_out_share=0.1").folder) == whole
-    part = _held_out(run_prepare(TOKENIZER, MANY[100:], "data.held_out_share=0.1").folder)
+    assert _held_out(run_prepare(TOKENIZER, mixed, "data.validation_fraction=0.1").folder) == whole
+    part = _held_out(run_prepare(TOKENIZER, MANY[100:], "data.validation_fraction=0.1").folder)
     assert part == {i for i in whole if int(i[1:]) >= 100}
-    more = _held_out(run_prepare(TOKENIZER, MANY, "data.held_out_share=0.2").folder)
+    more = _held_out(run_prepare(TOKENIZER, MANY, "data.validation_fraction=0.2").folder)
     assert whole < more
-    assert _held_out(run_prepare(TOKENIZER, MANY, "data.held_out_share=0.1", "seed=1").folder) != whole
+    assert _held_out(run_prepare(TOKENIZER, MANY, "data.validation_fraction=0.1", "seed=1").folder) != whole
 
 
 def test_one_question_under_many_ids_is_on_one_side(run_prepare: Prepare) -> None:
     rows = [_qa(f"question {i % 40}", f"answer {i}", id=f"{i}") for i in range(400)]
-    out = run_prepare(TOKENIZER, rows, "data.held_out_share=0.2")
+    out = run_prepare(TOKENIZER, rows, "data.validation_fraction=0.2")
     held = {int(i) % 40 for i in _held_out(out.folder)}
     assert held
     assert not held & {int(s.sample_id) % 40 for s in read_samples(out.folder, "train")}
@@ -58,14 +58,14 @@ def test_one_question_under_many_ids_is_on_one_side(run_prepare: Prepare) -> Non
 @pytest.mark.parametrize("number", [2, 3, 7])
 @pytest.mark.parametrize("share", [0.001, 0.999])
 def test_a_small_data_set_has_both_sides(number: int, share: float, run_prepare: Prepare) -> None:
-    counts = run_prepare(TOKENIZER, MANY[:number], f"data.held_out_share={share}").manifest["counts"]
+    counts = run_prepare(TOKENIZER, MANY[:number], f"data.validation_fraction={share}").manifest["counts"]
     assert counts["train_samples"] >= 1
     assert counts["held_out_samples"] >= 1
 
 
 def test_one_conversation_is_trained_on(run_prepare: Prepare) -> None:
     for share in (0, 0.001, 0.999):
-        counts = run_prepare(TOKENIZER, MANY[:1], f"data.held_out_share={share}").manifest["counts"]
+        counts = run_prepare(TOKENIZER, MANY[:1], f"data.validation_fraction={share}").manifest["counts"]
         assert (counts["train_samples"], counts.get("held_out_samples", 0)) == (1, 0)
 
 

@@ -10,7 +10,7 @@ from data_support import FakeContext, Outcome, make_tokenizer, outcome_of, spans
 from fake_server import FakeServer
 
 from eyas.config.load import load_config
-from eyas.data.answers import AnswerJournal
+from eyas.data.answer_journal import AnswerJournal
 from eyas.data.prepared import read_conversations
 from eyas.engines import endpoint
 from eyas.errors import ContractError, EyasError, UserError

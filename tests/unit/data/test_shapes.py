@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.shapes import Parsed, RenderedText, TokenRow, parse_row
+from eyas.data.row_formats import Parsed, RenderedText, TokenRow, parse_row
 from eyas.data.sources import Drop, Row
 from eyas.types import Conversation, Message
 

@@ -16,7 +16,7 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stock
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
-from eyas.engines.vllm.staging import (
+from eyas.engines.vllm.state_transfer import (
     FACTS_KEY,
     NAME_KEY,
     STAGING_FORMAT,
@@ -34,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # a name alone: no folder of 
 
 
 class EyasConnector(stock.ExampleHiddenStatesConnector):
-    """Rank 0 writes the states of requests that name a file; every rank checksums those of a witness.
+    """Rank 0 writes the states of requests that name a file; every rank checksums those of a probe_output.
 
     Other requests, such as the answers that a server gives besides, leave nothing.
     """

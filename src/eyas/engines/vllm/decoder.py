@@ -10,10 +10,10 @@ from typing import Any
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.counters import SpecCounters, from_vllm
-from eyas.engines.served import Served
-from eyas.engines.vllm.arguments import Plan, engine_arguments
+from eyas.engines.decoder_base import Served
+from eyas.engines.spec_decode_metrics import SpecCounters, from_vllm
 from eyas.engines.vllm.engine import seed_of, to_completion
+from eyas.engines.vllm.engine_args import Plan, engine_arguments
 from eyas.engines.vllm.session import first_line, shut_down, start_llm, vllm_environment, watch
 from eyas.engines.vllm.versions import RAW_LOGITS, check_draft_support, check_parallel, installed_version
 from eyas.errors import EyasError, UserError

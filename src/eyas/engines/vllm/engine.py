@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from eyas.config.schema import VllmSettings
-from eyas.engines.base import Prompt, Sampling, Witness
-from eyas.engines.vllm.arguments import Plan
+from eyas.engines.base import ProbeOutput, Prompt, Sampling
+from eyas.engines.vllm.engine_args import Plan
 from eyas.engines.vllm.memory import check_memory
-from eyas.engines.vllm.remote import ServerSession
+from eyas.engines.vllm.server_session import ServerSession
 from eyas.engines.vllm.session import Session
-from eyas.engines.vllm.staging import WITNESS_PREFIX, Finished, take_digests, take_states
+from eyas.engines.vllm.state_transfer import WITNESS_PREFIX, Finished, take_digests, take_states
 from eyas.engines.vllm.versions import check_parallel, choose_way, installed_version
 from eyas.errors import ContractError
-from eyas.threads import tensor_pool
+from eyas.tensor_pool import tensor_pool
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
 
 Capturing = Session | ServerSession
@@ -37,7 +37,7 @@ class _Read:
     """A request that is done, or why its states are not there."""
 
     sample: TokenizedSample
-    item: Witness | HiddenStates | Failure
+    item: ProbeOutput | HiddenStates | Failure
 
 
 class VllmEngine:
@@ -83,13 +83,13 @@ class VllmEngine:
 
     def capture(self, samples: Iterable[TokenizedSample]) -> Iterator[HiddenStates | Failure]:
         """Keep a bounded number of samples in flight; states come as they are done and verified."""
-        for item in self._capture(samples, witness=False):
-            assert not isinstance(item, Witness)
+        for item in self._capture(samples, probe_output=False):
+            assert not isinstance(item, ProbeOutput)
             yield item
 
-    def witness(self, samples: Iterable[TokenizedSample]) -> list[Witness | Failure]:
+    def probe_outputs(self, samples: Iterable[TokenizedSample]) -> list[ProbeOutput | Failure]:
         """Capture with the engine's own next token and checksums of every rank."""
-        items = list(self._capture(samples, witness=True))
+        items = list(self._capture(samples, probe_output=True))
         return [item for item in items if not isinstance(item, HiddenStates)]
 
     def generate(self, prompts: Iterable[Prompt], sampling: Sampling) -> Iterator[Completion | Failure]:
@@ -174,8 +174,8 @@ class VllmEngine:
 
     # ------------------------------------------------------------- capture
     def _capture(
-        self, samples: Iterable[TokenizedSample], witness: bool
-    ) -> Iterator[Witness | HiddenStates | Failure]:
+        self, samples: Iterable[TokenizedSample], probe_output: bool
+    ) -> Iterator[ProbeOutput | HiddenStates | Failure]:
         session = self._capturing()
         window_tokens = max(1, self.settings.staging_bytes // self.spec.bytes_per_token)
         waiting = iter(samples)
@@ -190,7 +190,7 @@ class VllmEngine:
                     while ahead is not None and (
                         not tokens_in_flight or tokens_in_flight + len(ahead) <= window_tokens
                     ):
-                        open_requests[self._submit(session, ahead, witness)] = ahead
+                        open_requests[self._submit(session, ahead, probe_output)] = ahead
                         tokens_in_flight += len(ahead)
                         ahead = next(waiting, None)
                     patience_s = 0.0
@@ -198,7 +198,7 @@ class VllmEngine:
                     if open_requests and (not num_reading or session.has_output()):
                         for finished in session.finished():
                             sample = open_requests.pop(finished.name)
-                            future = pool.submit(self._read, session, sample, finished, witness, stop)
+                            future = pool.submit(self._read, session, sample, finished, probe_output, stop)
                             future.add_done_callback(done.put)
                             num_reading += 1
                     elif num_reading:
@@ -215,13 +215,13 @@ class VllmEngine:
                 if open_requests and session in (self._session, self._server):
                     session.abort(list(open_requests))
 
-    def _submit(self, session: Capturing, sample: TokenizedSample, witness: bool) -> str:
+    def _submit(self, session: Capturing, sample: TokenizedSample, probe_output: bool) -> str:
         if len(sample) > self.max_length:
             raise ContractError(
                 f"sample {sample.sample_id} has {len(sample)} tokens, the engine takes {self.max_length}"
             )
-        name = self._new_name(WITNESS_PREFIX if witness else "sample-")
-        session.submit(name, sample.input_ids.tolist(), witness)
+        name = self._new_name(WITNESS_PREFIX if probe_output else "sample-")
+        session.submit(name, sample.input_ids.tolist(), probe_output)
         return name
 
     def _read(
@@ -229,12 +229,12 @@ class VllmEngine:
         session: Capturing,
         sample: TokenizedSample,
         done: Finished,
-        witness: bool,
+        probe_output: bool,
         stop: threading.Event,
     ) -> _Read:
         """Fetch and verify what the workers wrote for one request; runs in a thread."""
         try:
-            return _Read(sample, self._verified(session, sample, done, witness, stop))
+            return _Read(sample, self._verified(session, sample, done, probe_output, stop))
         except (ContractError, OSError) as error:
             return _Read(sample, Failure(sample.sample_id, str(error)))
 
@@ -243,9 +243,9 @@ class VllmEngine:
         session: Capturing,
         sample: TokenizedSample,
         done: Finished,
-        witness: bool,
+        probe_output: bool,
         stop: threading.Event,
-    ) -> Witness | HiddenStates:
+    ) -> ProbeOutput | HiddenStates:
         if done.reason != "length":
             raise ContractError(f"vLLM ended the request with {done.reason!r}")
         if done.path is None:
@@ -269,13 +269,13 @@ class VllmEngine:
         else:
             aux, of_aux = torch.cat([lower, last[:, None]], dim=1), figures
         states = HiddenStates.select(sample, aux, last, (of_aux, figures[:, -1]))
-        if not witness:
+        if not probe_output:
             return states
         ranks = range(session.num_ranks)
         digests = tuple(take_digests(done.path, r, _FILE_TIMEOUT_S, stop) for r in ranks)
         if done.token is None or done.logprob is None:
             raise ContractError("vLLM gave no token and log-probability of its own")
-        return Witness(states, done.token, done.logprob, digests)
+        return ProbeOutput(states, done.token, done.logprob, digests)
 
 
 def _taken(done: "queue.SimpleQueue[Future[_Read]]", timeout_s: float) -> list[Future[_Read]]:

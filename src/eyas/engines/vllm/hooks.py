@@ -1,6 +1,6 @@
 """Capture in the worker by forward hooks: the way in for versions and models without the facility.
 
-It is also the independent witness of the native way. Rows belong to requests by the scheduler's own
+It is also the independent probe_output of the native way. Rows belong to requests by the scheduler's own
 bookkeeping, and that is checked against the token ids and positions the model was really given.
 Eager mode only: in a compiled model hooks see nothing, without an error.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from eyas.engines.vllm.staging import (
+from eyas.engines.vllm.state_transfer import (
     NAME_KEY,
     WITNESS_KEY,
     StagedStates,
@@ -24,7 +24,7 @@ from eyas.engines.vllm.staging import (
     to_pinned,
     write_error,
 )
-from eyas.row_figures import measure_rows
+from eyas.row_stats import measure_rows
 
 _NUM_WRITERS = 4
 
@@ -182,9 +182,9 @@ class StreamHooks:
             return
         self._written.add(req_id)
         del self._open[req_id]
-        witness = bool(self.runner.requests[req_id].sampling_params.extra_args.get(WITNESS_KEY))
+        probe_output = bool(self.runner.requests[req_id].sampling_params.extra_args.get(WITNESS_KEY))
         make = functools.partial(StagedStates.split, request.states, prompt, self.layer_ids, request.figures)
-        self._writes.append(self._writers.submit(hand_over, path, self.rank, witness, make))
+        self._writes.append(self._writers.submit(hand_over, path, self.rank, probe_output, make))
 
     def _refuse(self, req_id: str, reason: str) -> None:
         if req_id in self._written:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.engines.vllm.arguments import Plan, cache_bytes
+from eyas.engines.vllm.engine_args import Plan, cache_bytes
 from eyas.engines.vllm.versions import is_cpu_build
 from eyas.errors import UserError
 from eyas.targets.weights import Weights

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.engines.vllm.arguments import Plan, engine_arguments, environment
+from eyas.engines.vllm.engine_args import Plan, engine_arguments, environment
 from eyas.engines.vllm.rpc import call_all_ranks
-from eyas.engines.vllm.staging import (
+from eyas.engines.vllm.state_transfer import (
     NAME_KEY,
     WITNESS_KEY,
     Finished,
@@ -65,17 +65,17 @@ class Session:
                 hint="complete shards are kept: run the same command again; its log is above",
             ) from error
 
-    def submit(self, name: str, token_ids: Sequence[int], witness: bool) -> None:
+    def submit(self, name: str, token_ids: Sequence[int], probe_output: bool) -> None:
         """Ask for one prompt's states, in a file called ``name``."""
         from vllm import SamplingParams
 
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
-            logprobs=1 if witness else None,
+            logprobs=1 if probe_output else None,
             ignore_eos=True,
             detokenize=False,
-            extra_args={NAME_KEY: name, WITNESS_KEY: witness},
+            extra_args={NAME_KEY: name, WITNESS_KEY: probe_output},
         )
         self.engine.add_request(name, {"prompt_token_ids": list(token_ids)}, params)
 

@@ -1,0 +1,214 @@
+"""Engines in actors of Ray that capture windows ahead of trainers, through the object store."""
+
+import functools
+import platform
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from eyas.capture.fleet import check_fleet, common_facts, for_actors
+from eyas.capture.stream import OneEngine, Window, train_samples
+from eyas.capture.stream_cache import Unit
+from eyas.config.load import LoadedConfig
+from eyas.errors import EyasError, UserError
+from eyas.progress import say
+from eyas.scale.cluster import ClusterAddress, check_room, cluster, joined
+from eyas.stages.run_context import RunContext
+from eyas.train.launch import as_if_alone
+from eyas.train.rank_errors import RankLeft
+from eyas.train.ranks import Ranks
+from eyas.types import HiddenStates, TokenizedSample
+
+if TYPE_CHECKING:
+    from eyas.scale.fleet import Fleet
+
+
+class Sent(NamedTuple):
+    """A unit as it travels: the bytes of each sample's aux and last, as Ray hands them over uncopied."""
+
+    parts: Sequence[tuple[np.ndarray, np.ndarray]]
+    figures: Mapping[str, Any] | None
+    seconds: float
+
+
+class EngineFleet:
+    """Captures units in order, at most ``room`` of them at a time with those that are trained on.
+
+    The first rank drives the engines; every rank takes its own units as soon as they are there.
+    """
+
+    def __init__(self, context: RunContext, ranks: Ranks, room: int) -> None:
+        self.context, self.ranks, self.room = context, ranks, room
+        self.busy_s = 0.0
+        self._fleet: Fleet | None = None
+        self._driver: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._units: Sequence[Unit] = ()
+        self._num_freed = self._num_left = 0
+        self._arrived: queue.SimpleQueue[Sent | BaseException] = queue.SimpleQueue()
+        self._stack = ExitStack()
+        try:
+            self._check_machines()
+            place, name = ranks.on_first(self._open)
+            if not ranks.is_first:
+                self._stack.enter_context(joined(place))
+                from eyas.scale.result_mailbox import Desk
+
+                self._desk = Desk.find(name)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def begin(self, units: Sequence[Unit]) -> None:
+        own = [unit.window for unit in units if unit.rank == self.ranks.rank]
+        self._num_left = len(own)
+        threading.Thread(target=self._take, args=(own,), daemon=True).start()
+        if self.ranks.is_first:
+            from eyas.scale.fleet import Fleet
+
+            self._units, settings = units, self.context.config.extract.fleet
+            assert settings is not None
+            say(f"train: {settings.replicas} engines capture {len(own)} windows; each is probed first")
+            make = functools.partial(StreamWorker, for_actors(self.context.loaded))
+            self._fleet = Fleet(units, make, settings, common_facts(self.context), self.room)
+            self._driver = threading.Thread(target=self._drive, args=(self._fleet,), daemon=True)
+            self._driver.start()
+
+    def capture(self, unit: Unit, samples: Sequence[TokenizedSample]) -> Window:
+        """Return a unit, and let the engines capture others in the place of the window before.
+
+        Raises: the first error of an engine; EyasError when engines keep dying; RankLeft on a rank other than
+        the first, which says why.
+        """
+        # The first rank has a part in every step, and has summed the last one up with all the others: they
+        # have trained on the window before as well.
+        while self._fleet and self._units[self._num_freed].window < unit.window:
+            self._fleet.taken()
+            self._num_freed += 1
+        sent = self._arrived.get()
+        if isinstance(sent, BaseException):
+            self._say_why(unit, sent)
+        self._num_left -= 1
+        self.busy_s += sent.seconds
+        if len(sent.parts) != len(samples):
+            raise EyasError(f"{len(sent.parts)} samples came of {unit}, which has {len(samples)}")
+        pairs = zip(samples, sent.parts, strict=True)
+        return Window([_received(s, *part, self.context) for s, part in pairs], sent.figures)
+
+    def close(self) -> None:
+        """Stop the engines: by themselves where all units have been taken, else at once."""
+        if self._fleet and self._driver:
+            if self._num_left:
+                self._fleet.stop()
+            self._driver.join()
+        self._stack.close()
+        if self._error and not self._num_left:
+            raise self._error
+
+    def _check_machines(self) -> None:
+        """Raises: UserError for a cluster that would take the trainers' GPUs, or not reach all of them."""
+        config = self.context.config
+        fleet, here = config.extract.fleet, config.ray.address is None
+        assert fleet is not None
+        check_fleet(config)
+        if self.context.device == "cuda" and fleet.gpus_per_replica and here:
+            raise UserError(
+                "Ray on this machine would give the trainer's GPU to an engine",
+                hint="leave it out: CUDA_VISIBLE_DEVICES=1,2,3 ray start --head, then set ray.address=auto",
+            )
+        hosts = sorted(set(self.ranks.gather(platform.node())))
+        if len(hosts) > 1 and here:
+            raise UserError(
+                f"the ranks are on {', '.join(hosts)}, and Ray would be started on one of them alone",
+                hint="join them first (ray start --head; ray start --address HOST:6379), and set ray.address",
+            )
+
+    def _open(self) -> tuple[ClusterAddress, str]:
+        """Start Ray or join it; return its address and the desk's name, for the other ranks."""
+        config = self.context.config
+        assert config.extract.fleet is not None
+        with as_if_alone():
+            replicas = config.extract.fleet.replicas
+            place = self._stack.enter_context(cluster(config.ray.address, replicas))
+        check_room(config.extract.fleet)
+        from eyas.scale.result_mailbox import Desk
+
+        self._desk = Desk.open()
+        return place, self._desk.name
+
+    def _say_why(self, unit: Unit, found: BaseException) -> NoReturn:
+        if self._error is not None:
+            raise self._error
+        from eyas.scale.result_mailbox import DeskClosed
+
+        if isinstance(found, DeskClosed) and not self.ranks.is_first:
+            raise RankLeft from found
+        raise EyasError(
+            f"{unit} did not arrive: {' '.join(str(found).split())[:300]}",
+            hint="its machine may have gone; the last checkpoint is intact: run the same command again",
+        ) from found
+
+    def _drive(self, fleet: "Fleet") -> None:
+        try:
+            for unit, reference in fleet.results():
+                self._desk.put((unit.window, unit.rank), reference)
+                del reference
+        except BaseException as error:
+            self._error = error
+            self._desk.close()
+
+    def _take(self, windows: Sequence[int]) -> None:
+        """Fetch this rank's units, in order, as soon as they are there."""
+        try:
+            for window in windows:
+                self._arrived.put(self._desk.take((window, self.ranks.rank)))
+        except BaseException as error:
+            self._arrived.put(error)
+
+
+class StreamWorker:
+    """One engine of the fleet; it starts with the first window it is given, and is probed then."""
+
+    def __init__(self, loaded: LoadedConfig, name: str) -> None:
+        self.context = RunContext(loaded)
+        self.engine: OneEngine | None = None
+
+    def facts(self) -> Mapping[str, str]:
+        return common_facts(self.context)
+
+    def do(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, Sent]]:
+        if self.engine is None:
+            self.samples = train_samples(self.context)
+            self.engine = OneEngine(self.context, self.samples)
+        for unit in units:
+            started = time.monotonic()
+            samples = [self.samples[i] for i in unit.samples]
+            window = self.engine.capture(unit, samples)
+            states = {s.sample.sample_id: s for s in window.states}
+            ordered = [states[s.sample_id] for s in samples]
+            parts = [(_bytes(s.aux), _bytes(s.last)) for s in ordered]
+            yield unit, Sent(parts, window.figures, time.monotonic() - started)
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    out: np.ndarray = tensor.contiguous().view(torch.uint8).numpy()
+    return out
+
+
+def _received(
+    sample: TokenizedSample, aux: np.ndarray, last: np.ndarray, context: RunContext
+) -> HiddenStates:
+    """Copy a sample out of the object store, so that its place there is free."""
+    dtype = getattr(torch, context.spec.dtype)
+    states = [torch.from_numpy(part.copy()).view(dtype) for part in (aux, last)]
+    return HiddenStates(sample, states[0], states[1])

@@ -1,0 +1,167 @@
+"""What each command does once its arguments are read; what it needs is imported when it runs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bool, **flags: Any) -> None:
+    from eyas.config.load import load_config
+
+    if name == "extract":
+        from eyas.stages.extract_flags import settings_from_flags
+
+        settings = settings_from_flags(flags, settings)
+    else:
+        own = ((key, flags.get(key)) for key in ("endpoint", "engine"))
+        settings = (*settings, *(f"{name}.{key}={value}" for key, value in own if value))
+    if push := flags.get("push"):
+        from eyas.stages.publish import check_repository, publish
+
+        check_repository(push)
+    loaded = load_config(path, settings)
+    from eyas.stages.run import check_settings, run, run_stage
+    from eyas.stages.run_context import RunContext
+
+    context = RunContext(loaded, fresh)
+    if name == "run" and flags["detach"]:
+        from eyas.stages.process import detach
+
+        check_settings(context)
+        detach(loaded.config.run_dir, path, fresh, settings, flags["as_json"])
+    elif name == "run":
+        run(context, flags["as_json"])
+    else:
+        run_stage(context, name)
+    if push:
+        publish(context, push, flags["dry_run"], flags["private"])
+
+
+def serve(print_only: bool, **options: Any) -> None:
+    from eyas.stages.serve import ServeOptions
+    from eyas.stages.serve import serve as start
+
+    start(ServeOptions(**options), print_only)
+
+
+def serve_capture(
+    path: Path | None, settings: tuple[str, ...], print_only: bool, host: str, port: int, **flags: Any
+) -> None:
+    from eyas.config.load import load_config
+    from eyas.stages.extract_flags import settings_from_flags
+
+    settings = settings_from_flags(flags, settings)
+    if path is None:  # neither data nor results are meant
+        settings = ("run_dir=.", "data.sources=[]", *settings)
+    loaded = load_config(path, settings)
+    from eyas.stages.run_context import RunContext
+    from eyas.stages.serve_capture import serve_capture as start
+
+    start(RunContext(loaded), print_only=print_only, host=host, port=port)
+
+
+def plan(path: Path | None, settings: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages.plan import plan as make_plan
+    from eyas.stages.plan import print_plan
+    from eyas.stages.run_context import RunContext
+
+    found = make_plan(RunContext(loaded), **arguments)
+    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else print_plan(found)
+
+
+def doctor(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    from eyas.config.load import load_config
+    from eyas.stages.doctor import examine, print_findings
+
+    loaded = load_config(path, settings) if path or settings else None
+    findings = examine(loaded)
+    click.echo(json.dumps([f.__dict__ for f in findings], indent=2)) if as_json else print_findings(findings)
+    if any(f.state == "problem" for f in findings):
+        sys.exit(1)
+
+
+def status(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    from eyas.stages.process import print_status
+    from eyas.stages.process import status as look
+
+    found = look(run_dir(path, settings))
+    click.echo(json.dumps(found, indent=2)) if as_json else print_status(found)
+
+
+def logs(path: Path | None, settings: tuple[str, ...], num_lines: int, follow: bool) -> None:
+    from eyas.stages.process import follow as lines_of
+
+    for line in lines_of(run_dir(path, settings), num_lines, follow):
+        click.echo(line, nl=False)
+
+
+def stop(path: Path | None, settings: tuple[str, ...]) -> None:
+    from eyas.stages.process import stop as interrupt
+
+    click.echo(interrupt(run_dir(path, settings)))
+
+
+def run_dir(path: Path | None, settings: tuple[str, ...]) -> Path:
+    from eyas.config.load import load_config
+
+    return load_config(path, settings).config.run_dir
+
+
+def compare(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+    from eyas.stages.compare import compare as read
+    from eyas.stages.compare import print_comparison, write_comparison
+
+    found = read(runs)
+    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else print_comparison(found)
+    if output:
+        write_comparison(found, output)
+
+
+def inspect_prepared(
+    path: Path | None, settings: tuple[str, ...], num_samples: int, sample_id: str | None
+) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages.inspect import inspect_prepared as look
+    from eyas.stages.run_context import RunContext
+
+    look(RunContext(loaded), num_samples, sample_id)
+
+
+def show_config(path: Path | None, settings: tuple[str, ...], keys: bool, markdown: bool) -> None:
+    from eyas.config.explain import describe_keys, to_commented_yaml, to_markdown
+    from eyas.config.load import load_config
+
+    if markdown:
+        click.echo(to_markdown(), nl=False)
+    elif keys:
+        rows = describe_keys()
+        width = max(len(key) for key, _ in rows)
+        for key, meaning in rows:
+            click.echo(f"{key:<{width}}  {meaning}")
+    else:
+        click.echo(to_commented_yaml(load_config(path, settings)), nl=False)
+
+
+def init(**arguments: Any) -> None:
+    from eyas.stages.init import init as write_run_file
+
+    write_run_file(**arguments)
+
+
+def inspect_states(path: Path | None, settings: tuple[str, ...], verify: bool) -> None:
+    from eyas.config.load import load_config
+
+    loaded = load_config(path, settings)
+    from eyas.stages import inspect_states as states
+    from eyas.stages.run_context import RunContext
+
+    show = states.verify_states if verify else states.inspect_states
+    show(RunContext(loaded))

@@ -1,0 +1,39 @@
+"""What comes out of prompts answered at a given concurrency: answers, and how long they took."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from eyas.engines.base import Prompt, Sampling
+from eyas.engines.spec_decode_metrics import SpecCounters
+from eyas.types import Completion
+
+
+@dataclass
+class Served:
+    """``seconds`` is the time from the first request to the last answer; latencies are one a request."""
+
+    answers: dict[str, Completion] = field(default_factory=dict)
+    seconds: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+    first_token_s: list[float] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self.answers.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+class Decoder(Protocol):
+    """An engine that decodes with a draft, or without."""
+
+    def answer(self, prompts: Sequence[Prompt], concurrency: int, sampling: Sampling) -> Served:
+        """Answer every prompt, ``concurrency`` of them in flight. Raises: EyasError when one fails."""
+        ...
+
+    def counters(self) -> SpecCounters: ...
+
+    def close(self) -> None: ...

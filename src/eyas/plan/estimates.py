@@ -1,0 +1,116 @@
+"""What a run takes, as arithmetic: draft parameters, bytes on disk, memory. Each formula says its source."""
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.config.schema import RunConfig
+from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.plan.target_size import ITEMSIZE, TargetSize
+from eyas.train.optim import suits_muon
+
+# Bytes a supervised row and unroll step keep for the backward pass, in units of the compute type: the MLP's
+# three intermediate tensors, and about a dozen of the layer's width.
+_KEPT_MLP, _KEPT_WIDTH = 3, 12
+_LOSS_ROWS = 4096  # rows whose logits exist at once
+_INPUT_IDS_BYTES = 5  # token id and mask of one token in a shard
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of the samples; estimates unless ``basis`` says counted."""
+
+    train: float
+    held_out: float
+    supervised_share: float
+    conversations: float
+    basis: str
+    exact: bool = False
+
+    @property
+    def total(self) -> float:
+        return self.train + self.held_out
+
+
+def draft_parameters(draft: DraftConfig) -> int:
+    """Return how many parameters training changes."""
+    return sum(p.numel() for p in _trainable(draft).values())
+
+
+def _trainable(draft: DraftConfig) -> dict[str, torch.nn.Parameter]:
+    """Return the trained parameters of a draft that has shapes and no memory."""
+    with torch.device("meta"):
+        return Eagle3Draft(draft).trainable()
+
+
+def _moments(draft: DraftConfig, optimizer: str) -> int:
+    """Return how many values the optimizers keep: AdamW two a parameter, Muon one."""
+    is_muon = optimizer == "muon"
+    return sum(
+        p.numel() * (1 if is_muon and suits_muon(name, p) else 2) for name, p in _trainable(draft).items()
+    )
+
+
+def state_bytes(shape: TargetSize, tokens: Tokens) -> int:
+    """Return bytes of all states: aux of every token, the last layer of supervised ones."""
+    spec = shape.spec
+    row = spec.hidden_size * ITEMSIZE[spec.dtype]
+    per_token = spec.num_aux_layers * row + tokens.supervised_share * row + _INPUT_IDS_BYTES
+    return round(tokens.total * per_token)
+
+
+def checkpoint_bytes(draft: DraftConfig, optimizer: str) -> int:
+    """Return bytes of the last, the best and one being written: weights and moments each."""
+    return 3 * 4 * (draft_parameters(draft) + _moments(draft, optimizer))
+
+
+def export_bytes(draft: DraftConfig, shape: TargetSize) -> int:
+    return draft_parameters(draft) * ITEMSIZE[shape.spec.dtype] + 9 * draft.vocab_size
+
+
+def training_memory(config: RunConfig, draft: DraftConfig, shape: TargetSize, supervised_share: float) -> int:
+    """Return bytes on the training device.
+
+    Weights, gradients and moments in fp32, a copy in the compute type; the target's embedding and head;
+    what a batch keeps. On one H200 the figures of benchmarks/LOG.md are met within 15 % (a test compares).
+    With train.shard the fp32 parts are divided, and a batch's gradients stand beside the copy, one of them in
+    fp32 on its way to the sum; no GPU has measured that.
+    """
+    item = ITEMSIZE.get(config.train.compute_dtype, 2)  # what is chosen by itself is bfloat16 on a GPU
+    sizes = [p.numel() for p in _trainable(draft).values()]
+    parameters = sum(sizes)
+    fp32 = 4 * (2 * parameters + _moments(draft, config.train.optimizer))
+    weights = fp32 + parameters * (item if item < 4 else 0)
+    if config.train.shard and config.train.num_gpus > 1:
+        weights = fp32 // config.train.num_gpus + parameters * 2 * item + 4 * max(sizes)
+    spec, tokens = shape.spec, config.train.batch_tokens
+    teacher = spec.vocab_size * spec.hidden_size * item * (1 if spec.tied_head else 2)
+    rows = tokens * supervised_share
+    num_steps = config.train.num_unroll_steps
+    mlp = _KEPT_MLP * draft.intermediate_size * (1 if config.train.recompute else num_steps)
+    steps = rows * (mlp + _KEPT_WIDTH * draft.hidden_size * num_steps) * item
+    inputs = tokens * (spec.num_aux_layers + 2) * spec.hidden_size * item
+    logits = min(rows, _LOSS_ROWS) * (draft.vocab_size * 2 + spec.vocab_size) * item
+    return round(weights + teacher + steps + inputs + logits)
+
+
+def engine_memory(config: RunConfig, shape: TargetSize, name: str) -> tuple[int, str]:
+    """Return bytes that each GPU (or the machine, without one) needs for the engine, and what is in them."""
+    if name != "vllm":
+        item, spec = ITEMSIZE[shape.spec.dtype], shape.spec
+        # What a layer holds for a batch: the captured states, and an MLP's intermediates.
+        batch = config.extract.batch_tokens * item
+        work = batch * ((spec.num_aux_layers + 3) * spec.hidden_size + 3 * spec.intermediate_size)
+        return shape.weight_bytes + work, "weights and one batch"
+    ranks = config.vllm.tensor_parallel_size
+    # Every rank holds the states whole, and a latent cache too.
+    states = shape.spec.bytes_per_token
+    split = 1 if shape.latent_cache else ranks
+    per_token = states + shape.kv_bytes_per_token // split
+    one = config.data.max_length * per_token
+    return (
+        shape.weight_bytes // ranks + one,
+        f"1/{ranks} of the weights, and {per_token / 1000:,.0f} KB a token ({states / 1000:,.0f} KB states) "
+        f"for one sample of {config.data.max_length:,} tokens at least",
+    )

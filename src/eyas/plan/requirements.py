@@ -1,0 +1,98 @@
+"""What a run needs of disk and memory, beside what there is."""
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.drafters.eagle3.config import DraftConfig
+from eyas.plan import estimates
+from eyas.plan.estimates import Tokens
+from eyas.plan.target_size import TargetSize
+from eyas.stages.run_context import RunContext
+from eyas.stages.stage_records import FOLDERS
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that a run needs, beside what there is (None: unknown)."""
+
+    what: str
+    bytes: int
+    available: int | None
+    basis: str
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.available is None else self.bytes <= self.available
+
+
+def disk_needs(
+    context: RunContext, shape: TargetSize, tokens: Tokens, draft: DraftConfig, states: Mapping[str, str]
+) -> list[Need]:
+    folder = context.config.run_dir
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    train = context.config.train
+    is_stored = train.source == "store" or train.keep_states
+    stored = tokens if is_stored else dataclasses.replace(tokens, train=0.0)
+    parts = {
+        "extract": (estimates.state_bytes(shape, stored), "hidden states"),
+        "train": (
+            estimates.checkpoint_bytes(draft, train.optimizer),
+            "checkpoints: last, best, and one being written",
+        ),
+        "export": (estimates.export_bytes(draft, shape), "the exported draft"),
+    }
+    needs = [Need(what, size, None, FOLDERS[s]) for s, (size, what) in parts.items() if states[s] != "done"]
+    total = sum(n.bytes for n in needs)
+    return [*needs, Need("disk in all", total, free, f"free at {folder}")]
+
+
+def memory_needs(
+    context: RunContext, shape: TargetSize, tokens: Tokens, draft: DraftConfig, gpu_memory: float | None
+) -> list[Need]:
+    config = context.config
+    gpus = round(gpu_memory * 2**30) if gpu_memory else _gpu_bytes()
+    ram = _ram_bytes()
+    place = gpus if gpus is not None else ram
+    kind = "a GPU" if gpus is not None or config.extract.engine == "vllm" else "memory"
+    engine, what = estimates.engine_memory(config, shape, config.extract.engine)
+    share = config.vllm.gpu_memory_utilization if config.extract.engine == "vllm" else 1.0
+    has = None if place is None or (kind == "a GPU" and gpus is None) else round(place * share)
+    training = estimates.training_memory(config, draft, shape, tokens.supervised_share)
+    on_gpu = config.train.device != "cpu" and gpus is not None
+    room, basis = gpus if on_gpu else ram, "draft, optimizer, the target's embedding and head, one batch"
+    if config.train.shard and config.train.num_gpus > 1:
+        basis += f"; optimizer and fp32 weights in slices over {config.train.num_gpus} GPUs"
+    turns = []
+    if config.train.source == "stream":
+        turns = [Need("train, memory", config.train.stream_bytes, ram, "states on their way, at most")]
+    if turns and config.extract.fleet is None:
+        basis += "; the engine beside them"
+        if config.extract.engine != "vllm":
+            training += engine
+        elif room is not None:
+            room = round(room * (1 - share))
+    return [
+        Need(f"extract, {kind}", engine, has, what),
+        Need("train, a GPU" if on_gpu else "train, memory", training, room, basis),
+        *turns,
+    ]
+
+
+def _gpu_bytes() -> int | None:
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
+def _ram_bytes() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(values["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,102 @@
+"""What an evaluation has measured so far: kept after each engine, so that the same command goes on.
+
+An engine takes minutes to start, a large target's many; what interrupts an evaluation costs one of them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eyas.engines.base import Prompt
+from eyas.engines.spec_decode_metrics import SpecCounters
+from eyas.files import read_json, seal, unseal, write_json
+from eyas.serving.recommend import ServingPoint
+from eyas.types import Conversation
+
+SO_FAR = "so-far.json"
+
+Answers = dict[str, tuple[int, ...]]  # token ids by prompt
+
+
+@dataclass
+class Group:
+    """Prompts of one suite and category; ``dialogues`` become prompts as the target answers them."""
+
+    suite: str
+    category: str
+    prompts: list[Prompt] = field(default_factory=list)
+    dialogues: list[Conversation] = field(default_factory=list)
+
+
+@dataclass
+class ServingResults:
+    """``left_out`` counts the turns that do not fit; ``done`` are the K whose engines have been measured."""
+
+    groups: list[Group]
+    left_out: int = 0
+    done: list[int] = field(default_factory=list)
+    points: list[ServingPoint] = field(default_factory=list)
+    categories: list[dict[str, Any]] = field(default_factory=list)
+    # Greedy answers by concurrency: of the target alone, and of each K.
+    alone: dict[int, Answers] = field(default_factory=dict)
+    drafted: dict[tuple[int, int], Answers] = field(default_factory=dict)
+    # Greedy answers to held-out prompts one at a time, with what the engine counted for each.
+    singly: dict[str, tuple[tuple[int, ...], SpecCounters]] = field(default_factory=dict)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [prompt for group in self.groups for prompt in group.prompts]
+
+    def save(self, path: Path, conditions: Mapping[str, Any]) -> None:
+        """Write everything but the target alone, whose engine is needed to the end."""
+        value = {
+            "conditions": conditions,
+            "groups": [
+                [g.suite, g.category, [[p.prompt_id, list(p.token_ids)] for p in g.prompts]]
+                for g in self.groups
+            ],
+            "left_out": self.left_out,
+            "done": self.done,
+            "points": [dataclasses.asdict(point) for point in self.points],
+            "categories": self.categories,
+            "drafted": [[k, concurrency, answers] for (k, concurrency), answers in self.drafted.items()],
+            "singly": {
+                name: [ids, count.rounds, count.accepted] for name, (ids, count) in self.singly.items()
+            },
+        }
+        write_json(path, seal(value))
+
+    @classmethod
+    def load(cls, path: Path, conditions: Mapping[str, Any]) -> "ServingResults | None":
+        """Return what was measured under the same ``conditions``, if anything was."""
+        try:
+            kept = unseal(read_json(path))
+            if kept["conditions"] != conditions:
+                return None
+            return cls(
+                [
+                    Group(suite, category, [Prompt(prompt_id, tuple(ids)) for prompt_id, ids in prompts])
+                    for suite, category, prompts in kept["groups"]
+                ],
+                kept["left_out"],
+                kept["done"],
+                [ServingPoint(**_with_pair(point)) for point in kept["points"]],
+                [_with_pair(row) for row in kept["categories"]],
+                drafted={
+                    (k, concurrency): {prompt_id: tuple(ids) for prompt_id, ids in answers.items()}
+                    for k, concurrency, answers in kept["drafted"]
+                },
+                singly={
+                    name: (tuple(ids), SpecCounters(rounds, accepted))
+                    for name, (ids, rounds, accepted) in kept["singly"].items()
+                },
+            )
+        except (OSError, ValueError, LookupError, TypeError):  # nothing there, or not as it was written
+            return None
+
+
+def _with_pair(row: Mapping[str, Any]) -> dict[str, Any]:
+    length = row["acceptance_length"]
+    return {**row, "acceptance_length": tuple(length) if length else length}

@@ -1,0 +1,79 @@
+"""Where training starts from: the target's own weights, or a draft that exists (draft.init_from)."""
+
+from pathlib import Path
+
+import torch
+
+from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.errors import UserError
+from eyas.export.read import StoredDraft, read_draft
+from eyas.layer_ids import default_aux_layer_ids
+from eyas.progress import say
+from eyas.stages.run_context import RunContext
+from eyas.targets.resolve_model import locate
+from eyas.targets.teacher import TeacherHead
+from eyas.types import VocabMap
+
+
+def read_start(context: RunContext) -> StoredDraft | None:
+    """Read the draft that training is to go on from; None: the target's weights.
+
+    Raises: UserError when it is for another kind of target or reads other aux layers.
+    """
+    name = context.config.draft.init_from
+    if name is None:
+        return None
+    stored = read_draft(start_folder(name))
+    spec, shape = context.spec, stored.shape
+    found = (shape.target_vocab_size, shape.target_hidden_size)
+    if found != (spec.vocab_size, spec.hidden_size):
+        raise UserError(
+            f"draft.init_from={name} is for a target of {found[0]} ids and width {found[1]}; this one has "
+            f"{spec.vocab_size} and {spec.hidden_size}",
+            hint="name a draft of this target, or leave draft.init_from out",
+        )
+    ids = stored.aux_layer_ids or default_aux_layer_ids(spec.num_layers)
+    if ids != spec.aux_layer_ids:
+        raise UserError(
+            f"draft.init_from={name} reads aux layers {list(ids)}, this run captures "
+            f"{list(spec.aux_layer_ids)}",
+            hint=f"set target.aux_layer_ids={list(ids)}",
+        )
+    return stored
+
+
+def start_folder(name: str) -> Path:
+    """Return the draft's folder; a hub id is downloaded. Raises: UserError."""
+    try:
+        return locate(name)
+    except UserError as error:
+        what = error.what.replace("target.model=", "draft.init_from=")
+        raise UserError(what, hint="draft.init_from is a folder or a hub id owner/name") from None
+
+
+def vocab_of(stored: StoredDraft) -> VocabMap:
+    return VocabMap(stored.target_ids.numpy(), stored.shape.target_vocab_size)
+
+
+def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -> Eagle3Draft:
+    """Build the stored draft, with the target's embedding where it is shared.
+
+    Raises: UserError when it brings another embedding, which training would not see.
+    """
+    embedding = teacher.embedding
+    own = stored.embedding
+    if own is not None and not torch.allclose(own.float(), embedding.float(), rtol=1e-2, atol=1e-4):
+        raise UserError(
+            f"draft.init_from={context.config.draft.init_from} has an embedding that is not this target's",
+            hint="is it a draft of this very target?",
+        )
+    draft = Eagle3Draft(stored.shape)
+    with torch.no_grad():
+        for name, parameter in draft.trainable().items():
+            parameter.copy_(stored.tensors[name])
+        if not stored.shape.has_own_embedding:
+            draft.embed_tokens.weight.copy_(embedding)
+    say(f"train: going on from {context.config.draft.init_from}, in its shape and with its vocabulary")
+    if stored.window is not None:
+        say(f"  it looked {stored.window:,} tokens back; from here on it sees all of them")
+    return draft

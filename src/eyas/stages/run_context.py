@@ -1,0 +1,204 @@
+"""What stages share: the run's folders, the target, and the record that says what a stage was made from."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import eyas
+from eyas import registry
+from eyas.config.explain import to_commented_yaml
+from eyas.config.load import LoadedConfig, flatten
+from eyas.config.schema import RunConfig
+from eyas.data.prepared import SPLITS, Split
+from eyas.errors import ContractError, UserError
+from eyas.files import atomic_file, fingerprint, seal, write_json
+from eyas.progress import say
+from eyas.stages.stage_records import FOLDERS, STAGES, read_record
+from eyas.store.shards import ShardStore
+from eyas.store.storage import Folder, folder_of
+from eyas.targets.resolve_model import locate, locate_description
+from eyas.targets.spec import read_target, read_tokenizer
+from eyas.types import TargetSpec
+
+
+@dataclass
+class RunContext:
+    """One run, as a stage sees it."""
+
+    loaded: LoadedConfig
+    fresh: bool = False
+    # When each stage began to work in this process, for the time it took (seconds of a monotonic clock).
+    began: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def config(self) -> RunConfig:
+        return self.loaded.config
+
+    @cached_property
+    def target_folder(self) -> Path:
+        """Where the target is described and its single tensors are found; its weights may lie elsewhere."""
+        return locate_description(self.config.target.model, self.config.target.revision)
+
+    @cached_property
+    def spec(self) -> TargetSpec:
+        return read_target(self.target_folder, self.config.target)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return read_tokenizer(self.target_folder, self.config.target.trust_remote_code)
+
+    @property
+    def device(self) -> str:
+        import torch
+
+        asked = self.config.train.device
+        return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+
+    def folder(self, stage: str) -> Path:
+        return self.config.run_dir / FOLDERS[stage]
+
+    @property
+    def states_folder(self) -> Folder:
+        """Where the hidden states lie: in the run folder, or where extract.states_dir says."""
+        return folder_of(self.config.extract.states_dir or self.folder("extract"))
+
+    @property
+    def stored_splits(self) -> tuple[Split, ...]:
+        """The splits whose states extract stores; a stream captures those to train on as they are needed."""
+        return ("held_out",) if self.config.train.source == "stream" else SPLITS
+
+    def store(self, split: Split) -> ShardStore:
+        """Open the finished states of a split.
+
+        Raises: ContractError when they are not those that extract recorded.
+        """
+        store = ShardStore(self.states_folder / split)
+        recorded = facts_of(self, "extract").get("stores", {}).get(split)
+        if recorded != store.fingerprint:
+            raise ContractError(
+                f"{store.folder} holds other states ({store.fingerprint}) than extract wrote ({recorded})",
+                hint="run the same eyas extract again",
+            )
+        return store
+
+    @property
+    def samples_folder(self) -> Path:
+        """Where the samples to be extracted lie."""
+        return self.folder("regenerate" if self.config.regenerate.enabled else "prepare")
+
+    @property
+    def samples_stage(self) -> str:
+        return "regenerate" if self.config.regenerate.enabled else "prepare"
+
+    def make_engine(self, name: str, **settings: Any) -> Any:
+        engine = registry.resolve(registry.ENGINES, name, "engine")
+        trust = self.config.target.trust_remote_code
+        own = getattr(self.config, name, None)
+        if own is not None:  # an engine with a section of its own also reserves memory ahead
+            settings |= {"settings": own, "max_length": self.config.data.max_length}
+        # Only here is the whole model needed.
+        folder = locate(self.config.target.model, self.config.target.revision)
+        return engine(folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
+
+    def output_of(self, stage: str) -> str:
+        """Return the fingerprint of what an earlier stage wrote.
+
+        Raises: UserError when it has not finished.
+        """
+        record = read_record(self.folder(stage))
+        if record is None or not record["done"]:
+            raise UserError(
+                f"{self.folder(stage)} is not there yet or not complete",
+                hint=f"run: eyas {stage} -c <run file>",
+            )
+        return str(record["output"])
+
+
+def begin(
+    context: RunContext, stage: str, inputs: Mapping[str, Any], is_whole: Callable[[], bool] = lambda: True
+) -> bool:
+    """Return whether the stage has work to do; record what it is about to be made from.
+
+    A stage that is done from the same inputs is left alone while what it wrote ``is_whole``; one that
+    was interrupted or has lost a part goes on.
+    Raises: UserError when the folder was made from other inputs, naming the first that differs.
+    """
+    folder = context.folder(stage)
+    known = json.loads(json.dumps(inputs))
+    if context.fresh and folder.exists():
+        shutil.rmtree(folder)
+    record = read_record(folder)
+    if record is None and folder.is_dir() and any(folder.iterdir()):
+        raise UserError(
+            f"{folder} was not written by eyas {stage}",
+            hint="name another run_dir, or overwrite it with --fresh",
+        )
+    if record is not None and record["inputs"] != known:
+        raise UserError(_difference(folder, record["inputs"], known), hint=f"eyas {stage} --fresh redoes it; "
+                        "or name another run_dir")  # fmt: skip
+    if record is not None and record["done"] and is_whole():
+        say(f"{stage}: already done ({folder})")
+        return False
+    if record is None or record["done"]:
+        try:
+            _write_record(folder, stage, known, done=False)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {folder}: {error.strerror}",
+                hint="set run_dir (--output-dir) to a folder on a disk that can be written",
+            ) from None
+    context.began[stage] = time.monotonic()
+    with atomic_file(context.config.run_dir / "run.yaml") as beside:
+        beside.write_text(to_commented_yaml(context.loaded), encoding="utf-8")
+    return True
+
+
+def finish(context: RunContext, stage: str, output: Any, **facts: Any) -> None:
+    """Record that a stage is complete; ``output`` identifies what it wrote."""
+    folder = context.folder(stage)
+    record = read_record(folder)
+    assert record is not None
+    facts["seconds"] = round(record.get("seconds", 0.0) + time.monotonic() - context.began[stage], 3)
+    _write_record(folder, stage, record["inputs"], done=True, output=fingerprint(output), **facts)
+
+
+def interrupted(context: RunContext, stage: str) -> None:
+    """Add the time that a stage worked without finishing to its record, so that its sum is true."""
+    record = read_record(context.folder(stage))
+    if stage in context.began and record is not None and not record["done"]:
+        seconds = round(record.get("seconds", 0.0) + time.monotonic() - context.began[stage], 3)
+        _write_record(context.folder(stage), stage, record["inputs"], done=False, seconds=seconds)
+
+
+def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
+    """Return a finished stage's record."""
+    record = read_record(context.folder(stage))
+    return record or {}
+
+
+def next_command(context: RunContext, stage: str) -> None:
+    """Say what was written and what comes next."""
+    todo = [s for s in STAGES if s != "regenerate" or context.config.regenerate.enabled]
+    at = todo.index(stage)
+    say(f"{stage}: wrote {context.folder(stage)}")
+    if at + 1 < len(todo):
+        say(f"next: eyas {todo[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
+
+
+def _write_record(folder: Path, stage: str, inputs: Any, **facts: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    value = {"stage": stage, "eyas": eyas.__version__, "inputs": inputs, **facts}
+    write_json(folder / "stage.json", seal(value))
+
+
+def _difference(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> str:
+    before, now = dict(flatten(old)), dict(flatten(new))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            return f"{folder} was written with {key} = {before.get(key)!r}; this run has {now.get(key)!r}"
+    raise AssertionError("records differ but no key does")
