@@ -14,7 +14,7 @@ test: .venv/test.done
 
 # Each version in an environment of its own under .venv-vllm, removed after its tests; gigabytes of downloads.
 test-vllm-versions: .venv/test.done
-	$(BIN)/python tests/vllm_matrix.py $(VERSIONS)
+	$(BIN)/python tests/support/vllm_matrix.py $(VERSIONS)
 
 check: .venv/test.done
 	$(BIN)/ruff check .

@@ -12,13 +12,14 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parents[1] / "src")]
 
-from eyas.targets.architectures import FAMILIES, Family  # noqa: E402
 from families import TINY, Tiny  # noqa: E402
+
+from eyas.targets.architectures import FAMILIES, Family  # noqa: E402
 
 HEAD = """# Supported targets
 
 Made by `docs/reference/make_targets.py`; a test holds it to the code. Each row is a tiny random model of the true class
-(`tests/families.py`). In transformers {transformers} every row has passed `tests/contract/test_families.py`: the
+(`tests/support/families.py`). In transformers {transformers} every row has passed `tests/contract/test_families.py`: the
 description read from its files; the teacher rebuilt from the last hidden state gives the model's own logits; every layer id
 is the index of transformers' `hidden_states`; answers do not depend on their batch; a draft learns, is exported and loads.
 
@@ -71,7 +72,7 @@ Llama and Qwen3 only), several such layers in SGLang. On SGLang it is by contrac
 ## A further architecture
 
 Needs a line in `eyas/targets/families.py` (how its final norm uses its weight, what happens to its logits) and a tiny model
-of its class in `tests/families.py`. Anything else is refused with the closest match: a guess could train on a wrong teacher
+of its class in `tests/support/families.py`. Anything else is refused with the closest match: a guess could train on a wrong teacher
 without an error.
 """
 
