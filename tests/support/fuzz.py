@@ -2,9 +2,9 @@
 
     pip install atheris && PYTHONPATH=tests/support python tests/support/fuzz.py --seconds 60 [READER ...]
 
-Each reader of tests/support/readers.py runs in a process of its own, starting from a genuine file, with at most
-2 GiB of memory and 10 s for one input. Bytes that break one are left in ``--crashes``; what is found is
-mended, and kept as a case of tests/unit/test_any_bytes.py. Not part of the tests: atheris is no
+Each reader of tests/support/readers.py runs in a separate process, starting from a genuine file, with
+at most 2 GiB of memory and 10 s for one input. Bytes that break one are left in ``--crashes``; what is
+found is fixed, and kept as a case of tests/unit/test_any_bytes.py. Not part of the tests: atheris is no
 dependency of theirs.
 """
 

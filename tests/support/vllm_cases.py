@@ -92,7 +92,7 @@ def spec_of_model(folder: Path, aux_layer_ids: tuple[int, ...], dtype: str = "fl
 
 
 def skip_where_refused(capture: str, spec: TargetSpec, num_ranks: int = 1) -> None:
-    """Skip a test of the native way under a vLLM that eyas refuses it for (see tests/support/vllm_matrix.py)."""
+    """Skip a test of the native way under a vLLM that eyas refuses it for (see vllm_matrix.py)."""
     trouble = native_trouble(installed_version(), spec, num_ranks) if capture == "native" else None
     if trouble:
         pytest.skip(f"refused: this vLLM {trouble}")

@@ -1,6 +1,6 @@
 """Runs the contract tests of the vLLM engine with one version after the other, each in its own environment.
 
-    python tests/support/vllm_matrix.py 0.32.0 0.16.0      # or: make test-vllm-versions VERSIONS="0.32.0 0.16.0"
+    python tests/support/vllm_matrix.py 0.32.0 0.16.0  # or: make test-vllm-versions VERSIONS="0.32.0 0.16.0"
 
 An environment lies in .venv-vllm/VERSION (about 2 GB with a CPU build of torch, three times that without) and
 is removed after its tests unless ``--keep``. Prints one row of docs/reference/vllm-versions.md a version.

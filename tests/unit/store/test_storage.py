@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_store import SPEC, manifest_for, states_of, write_store
+from test_shards import SPEC, manifest_for, states_of, write_store
 
 from eyas.errors import ContractError, UserError
 from eyas.store import fp8
