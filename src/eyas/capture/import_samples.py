@@ -1,7 +1,6 @@
 """Samples prepared elsewhere become this run's prepared folder: another run's, or a JSONL of token ids."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from eyas.data.prepared import (
 from eyas.data.samples import mask_ends
 from eyas.data.sources import Drop
 from eyas.errors import ContractError, UserError
-from eyas.files import sha256_of_file
+from eyas.files import remove_folder, sha256_of_file
 from eyas.progress import say
 from eyas.stages.run_context import RunContext, begin, finish
 from eyas.types import TokenizedSample
@@ -61,7 +60,7 @@ def adopt(context: RunContext, source: Path) -> None:
                 )
     except UserError:
         if is_new:  # so that the same command goes on once the data are mended
-            shutil.rmtree(folder)
+            remove_folder(folder)
         raise
     manifest = writer.finish(**facts)
     finish(context, "prepare", manifest["fingerprint"], counts=manifest["counts"], drops=manifest["drops"])

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 from eyas.config.schema import DataSettings
@@ -16,6 +15,7 @@ from eyas.data.row_formats import Record, RenderedText, TokenRow, parse_row
 from eyas.data.samples import mask_ends
 from eyas.data.sources import BROKEN, Drop, read_source, source_fingerprint
 from eyas.errors import EyasError, UserError
+from eyas.files import remove_folder
 from eyas.progress import Progress, say
 from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.types import Conversation, TokenizedSample
@@ -58,7 +58,7 @@ def prepare(context: RunContext) -> None:
     except EyasError:
         # A data set that was refused leaves its list of drops, and nothing that looks like data.
         (context.folder("prepare") / "drops.jsonl").replace(failed_drops)
-        rmtree(context.folder("prepare"))
+        remove_folder(context.folder("prepare"))
         raise
     finish(context, "prepare", manifest["fingerprint"], counts=manifest["counts"], drops=manifest["drops"])
     _tell(manifest)

@@ -1,7 +1,6 @@
 """What stages share: the run's folders, the target, and the record that says what a stage was made from."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from eyas.config.load import LoadedConfig, flatten
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
 from eyas.errors import ContractError, UserError
-from eyas.files import atomic_file, fingerprint, seal, write_json
+from eyas.files import atomic_file, fingerprint, remove_folder, seal, write_json
 from eyas.progress import say
 from eyas.stages.stage_records import FOLDERS, STAGES, read_record
 from eyas.store.shards import ShardStore
@@ -131,7 +130,7 @@ def begin(
     folder = context.folder(stage)
     known = json.loads(json.dumps(inputs))
     if context.fresh and folder.exists():
-        shutil.rmtree(folder)
+        remove_folder(folder)
     record = read_record(folder)
     if record is None and folder.is_dir() and any(folder.iterdir()):
         raise UserError(
