@@ -36,7 +36,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "trackers", "plan", "capture", "report", "serving",
     },
     "plan": {"stages", "config", "targets", "data", "engines", "store", "drafters", "train", "capture"},
-    "capture": {"stages", "config", "targets", "data", "engines", "store", "drafters", "train", "scale", "trackers"},
+    "capture": {
+        "stages", "config", "targets", "data", "engines", "store", "drafters", "train", "scale", "trackers",
+    },
     "report": {"stages", "config", "targets", "data", "serving", "export", "store", "drafters", "evaluate"},
     "serving": {"stages", "config", "targets", "data", "engines", "drafters", "evaluate", "export"},
     "config": set(),
