@@ -21,7 +21,7 @@ def rounding_trouble(
 ) -> str | None:
     """Say why ``num_differences`` among ``num_tokens`` compared tokens are not rounding, or return None.
 
-    ``num_tokens`` counts the tokens up to each first difference, and all tokens of equal answers. ``signed`` says
+    ``num_tokens`` counts the tokens up to each first difference, and all of equal answers. ``signed`` says
     for each difference how much more likely the target finds the other answer's token: logit(found) -
     logit(expected), by a forward pass that is part of neither answer. An exact tie (0) has both signs. In
     float32 answers part only at exact ties, and each difference is judged where it is found.
