@@ -4,9 +4,9 @@
     PYTHONPATH=/tmp/peers python benchmarks/peers_train_step.py speculators --work 8x1024:0.5
     PYTHONPATH=/tmp/peers python benchmarks/peers_train_step.py specforge --work 8x1024:0.5
 
-Forward, backward, gradient clipping and a fused AdamW step of each project's own modules, in bfloat16 autocast
-over float32 parameters, on random data. Packages that the modules import and do not need for a step (datasets,
-wandb and the like) are replaced by empty ones where they are missing. speculators trains no head, SpecForge
+Forward, backward, gradient clipping and a fused AdamW step of each project's own modules, in bfloat16
+autocast over float32 parameters, on random data. Packages that the modules import and do not need for a step
+(datasets, wandb) are replaced by empty ones where they are missing. speculators trains no head, SpecForge
 trains it. Prints one JSON line for each work: median seconds, tokens/s, peak memory.
 """
 
