@@ -40,7 +40,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         record["inputs"], record["done"]
     if version != FORMAT_VERSION and not (version is None and stage in _READ_OF_0_1):
         raise UserError(
-            f"{folder} was written by eyas {record.get('eyas')}, whose run folders this version does not read",
+            f"{folder} was written by eyas {record.get('eyas')}; this version does not read its run folders",
             hint=f"redo it: eyas {stage} -c <run file> --fresh; or name another run_dir",
         )
     return record

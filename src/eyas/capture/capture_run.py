@@ -1,4 +1,4 @@
-"""What capturing needs to know of a run: the target, the folders, the settings, and how to make its engine."""
+"""What capturing needs to know of a run: target, folders, settings, and how its engine is made."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

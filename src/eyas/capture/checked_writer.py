@@ -1,4 +1,4 @@
-"""Between an engine and a store: states are checked as they come, whole shards are written in the background."""
+"""Between an engine and a store: states are checked as they come, whole shards written in the background."""
 
 import functools
 import os

@@ -38,7 +38,7 @@ class Stream:
         samples_fingerprint: str,
         fresh: bool,
     ) -> None:
-        """``samples_fingerprint`` identifies the run's samples; ``fresh`` deletes states that were kept in part.
+        """``samples_fingerprint`` identifies the samples; ``fresh`` deletes states that were kept in part.
 
         Raises: UserError for a sample that no engine can compute, or kept states that do not fit.
         """

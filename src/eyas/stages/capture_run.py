@@ -1,4 +1,4 @@
-"""What capturing needs of a run, taken from its context: for extract, for training from a stream, for actors."""
+"""What capturing needs of a run, taken from its context: for extract, a stream and the actors of a fleet."""
 
 import functools
 from collections.abc import Iterator

@@ -16,8 +16,7 @@ from eyas.train.sharded_params import check_sharding
 
 
 def check_settings(context: RunContext) -> None:
-    """Raises: UserError for the first of ``CHECKS`` that refuses, aux layers that an engine cannot serve, or a
-    draft that cannot be built, started from or exported."""
+    """Raises: UserError where one of ``CHECKS`` refuses, or the draft cannot be built, started or served."""
     for check in CHECKS:
         check(context.config)
     _check_draft(context)

@@ -119,7 +119,7 @@ class RunContext:
 def begin(
     context: RunContext, stage: str, inputs: Mapping[str, Any], is_whole: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Return whether the stage has work to do; record what it is about to be made from, and the run's settings.
+    """Return whether the stage has work to do; record its inputs and the run's settings.
 
     Raises: as ``begin_record``.
     """
