@@ -1,4 +1,4 @@
-"""Runs of the fake engine for tests of capture: prepared samples in a folder, and what capturing needs of them."""
+"""Runs of the fake engine for tests of capture, with prepared samples in a folder."""
 
 import functools
 from collections.abc import Callable
