@@ -74,7 +74,7 @@ def _example(text: str) -> str:
 
 
 def _complete_setting(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    from eyas.config.load import known_keys
+    from eyas.config.keys import known_keys
 
     return [f"{key}=" for key in known_keys() if key.startswith(begun)]
 

@@ -32,6 +32,11 @@ class RowPlan:
     def num_steps(self) -> int:
         return len(self.rows)
 
+    @property
+    def num_supervised(self) -> int:
+        """Rows that step 0 supervises; losses are divided by their number in all batches and ranks."""
+        return len(self.rows[0])
+
     def tensors(self) -> list[torch.Tensor]:
         return [self.keys, *self.rows, *self.keep, *self.key_places, *self.teacher]
 
