@@ -66,7 +66,7 @@ class _Group(click.Group):
 @click.group("eyas", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 @click.version_option(package_name="eyas", prog_name="eyas")
 def cli() -> None:
-    """Train EAGLE-3 draft models for a target LLM and prove that they work."""
+    """Train draft models for a target LLM and prove that they work."""
 
 
 def _example(text: str) -> str:

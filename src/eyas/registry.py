@@ -62,17 +62,24 @@ def drafter(name: str) -> Any:
     return drafter_file(name, "drafter").DRAFTER
 
 
+def has_drafter_file(name: str, file: str) -> bool:
+    """Whether a kind's folder holds FILE.py. Raises: UserError naming the closest known name."""
+    return importlib.util.find_spec(f"{_package_of(name)}.{file}") is not None
+
+
 def drafter_file(name: str, file: str) -> Any:
     """Import a file of a kind's folder: ``settings``, ``export``, ``vllm`` and the others of its list.
 
     Raises: UserError naming the closest known name, or the file that the kind lacks.
     """
-    package = DRAFTERS.get(name) or drafters().get(name)
-    if package is None:
-        check(drafters(), name, "draft architecture")
-    module = f"{package}.{file}"
-    if importlib.util.find_spec(module) is None:
+    if not has_drafter_file(name, file):
         raise UserError(
             f"drafts of kind {name} have no {file}.py", hint="docs/extending.md lists the files of a kind"
         )
-    return importlib.import_module(module)
+    return importlib.import_module(f"{_package_of(name)}.{file}")
+
+
+def _package_of(name: str) -> str:
+    if name not in DRAFTERS:
+        check(drafters(), name, "draft architecture")
+    return DRAFTERS.get(name) or drafters()[name]

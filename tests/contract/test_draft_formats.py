@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import make_spec
 
 from eyas import registry
+from eyas.drafters.eagle3 import export as kind
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.sglang import trouble
 from eyas.errors import ContractError, UserError
-from eyas.export import native as vllm
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
 from eyas.types import TargetSpec, VocabMap
-from tiny import make_spec
 
 IDS = np.array([0, 1, 2, 7, 11, 12, 30, 41, 48, 49])
 SPEC = make_spec(aux_layer_ids=(2, 4, 7, 8))
@@ -35,7 +36,7 @@ def make_draft(spec: TargetSpec, num_layers: int = 1) -> Eagle3Draft:
 
 def export(folder: Path, format: str, draft: Eagle3Draft, include_embedding: bool = False) -> Path:
     folder.mkdir()
-    exporter = registry.resolve(registry.EXPORTERS, format, "exporter")()
+    exporter = registry.resolve(registry.EXPORTERS, format, "exporter")("eagle3")
     exporter.write(folder, draft, SPEC, VocabMap(IDS, 50), include_embedding)
     exporter.verify(folder, draft, VocabMap(IDS, 50), torch.randn(12, 4, 16), torch.randint(0, 50, (12,)))
     return folder
@@ -57,7 +58,7 @@ def rewrite(
 def logits(draft: Eagle3Draft) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     aux, tokens = torch.randn(12, 4, 16, generator=generator), torch.arange(12)
-    return vllm._one_step(draft, aux, tokens)
+    return kind.logits(draft, aux, tokens)
 
 
 @pytest.mark.parametrize("format", sorted(registry.EXPORTERS))
@@ -139,8 +140,8 @@ def test_a_draft_with_another_peers_norm_goes_out_and_comes_in(
     assert not torch.equal(logits(draft), logits(plain))
     again, _, _ = load_export(export(tmp_path / "draft", format, draft), draft.embed_tokens.weight)
     assert torch.equal(logits(again), logits(draft))
-    assert norm in (vllm.sglang_trouble(again.config) or "")
-    assert vllm.sglang_trouble(plain.config) is None
+    assert norm in (trouble(again.config) or "")
+    assert trouble(plain.config) is None
 
 
 LATENT = {
@@ -183,7 +184,7 @@ def test_a_draft_with_latent_attention_comes_back_from_its_folder(tmp_path: Path
     assert torch.equal(logits(again), logits(draft))
     assert again.config == draft.config
     assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
-    assert (vllm.sglang_trouble(draft.config) is None) == (num_layers == 1)
+    assert (trouble(draft.config) is None) == (num_layers == 1)
     # As published ones are: another type, the rotation under its old keys.
     rewrite(folder, model_type="kimi_k2", rope_parameters=None)
     again, _, _ = load_export(folder, draft.embed_tokens.weight)
@@ -193,7 +194,7 @@ def test_a_draft_with_latent_attention_comes_back_from_its_folder(tmp_path: Path
 def test_latent_attention_has_no_speculators_form(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no speculators form") as refused:
         export(tmp_path / "draft", "speculators", latent_draft())
-    assert refused.value.hint == "set export.format=vllm"
+    assert refused.value.hint == "set export.format=native"
 
 
 def test_latent_attention_is_copied_from_a_target_that_has_it_or_refused() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from machine import clean_processes
 from memory_store import MemoryStore
+from tiny import split_settings
 from train_cases import EPS, THETA, Case, make_case
 
 from eyas import registry
@@ -125,12 +126,6 @@ def trainer_of(
         device=torch.device(device),
         ranks=ranks or Ranks(),
     )
-
-
-def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of ``train``, and those of the draft."""
-    of_train = {key: value for key, value in settings.items() if key in TrainSettings.model_fields}
-    return of_train, {key: value for key, value in settings.items() if key not in of_train}
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:

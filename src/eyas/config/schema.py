@@ -215,7 +215,8 @@ class TrainSettings(Section):
         "auto", description="matrix multiplications; auto: bfloat16 on CUDA, else float32"
     )
     validate_draft_tokens: PositiveInt = Field(
-        3, description="draft tokens per round at which validation replays acceptance, which ranks checkpoints"
+        3,
+        description="draft tokens per round at which validation replays acceptance, which ranks checkpoints",
     )
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")

@@ -232,9 +232,7 @@ class LoadFile(Protocol):
     def check(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Raises: UserError for a draft that eyas does not compute; no tensor is read."""
 
-    def read(
-        self, folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
-    ) -> StoredDraft:
+    def read(self, folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> StoredDraft:
         """Make a draft of a folder's tensors. Raises: UserError or ContractError for what does not fit."""
 
 

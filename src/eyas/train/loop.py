@@ -1,7 +1,7 @@
 """The training loop: load, step, every so often validate and save."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,8 +37,8 @@ from eyas.train.checkpoint import (
 from eyas.train.ema import WeightEMA
 from eyas.train.grad_accumulation import add_up_in_slices, add_up_whole
 from eyas.train.optim import Stepper, make_optimizers
-from eyas.train.prefetch import Windows, feed, whole
 from eyas.train.precision import compute_dtype
+from eyas.train.prefetch import Windows, feed, whole
 from eyas.train.ranks import Ranks
 from eyas.train.sharded_params import ShardedParams, check_sharding
 from eyas.train.step_plan import MicroBatch, StepPlan
@@ -119,14 +119,10 @@ class Trainer:
         # One entry for each step of the optimizer: its batches, and those that this rank computes.
         self.batches = plan.steps
         self.share = [shares[self.ranks.rank] for shares in plan.shares]
-        adamw, muon = make_optimizers(
-            self.masters, self.settings, self.drafter.heads, self.drafter.tables
-        )
+        adamw, muon = make_optimizers(self.masters, self.settings, self.drafter.heads, self.drafter.tables)
         self.optimizers = [adamw, muon] if muon else [adamw]
         owners = self.ranks if self.slices else None
-        self.stepper = Stepper(
-            adamw, self.settings, len(self.batches), self.objective.copies, muon, owners
-        )
+        self.stepper = Stepper(adamw, self.settings, len(self.batches), self.objective.copies, muon, owners)
         decay = self.settings.ema_decay
         self.average = None if decay is None else WeightEMA(self.masters, decay)
         self.settings_fingerprint = fingerprint(

@@ -26,7 +26,9 @@ def measure_acceptance(
         sums += of_batch
         for answer in replay_answers(rounds.rows, rounds.accepted, rounds.depth, num_draft_tokens):
             acceptance += answer
-    counts = torch.tensor([acceptance.num_rounds, *acceptance.accepted_at], dtype=torch.float64, device=device)
+    counts = torch.tensor(
+        [acceptance.num_rounds, *acceptance.accepted_at], dtype=torch.float64, device=device
+    )
     values = torch.cat([sums, counts])
     ranks.add_up(values)
     *of_sums, num_rounds = values[:-num_draft_tokens].tolist()

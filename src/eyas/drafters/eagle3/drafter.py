@@ -15,7 +15,7 @@ from eyas.drafters.eagle3.model import HEADS, TABLES, Eagle3Draft
 from eyas.drafters.eagle3.objective import make_objective
 from eyas.drafters.eagle3.propose import DraftChain
 from eyas.drafters.eagle3.settings import Settings
-from eyas.drafters.eagle3.ttt_rows import RowPlan, plan_rows
+from eyas.drafters.eagle3.ttt_rows import RowPlan, plan_rows, rows_of
 from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.layer_ids import default_aux_layer_ids
 from eyas.targets.teacher import TeacherHead, read_last_layer
@@ -114,9 +114,7 @@ class Eagle3:
         num_draft_tokens: int,
     ) -> Rounds:
         weight = draft.fc.weight
-        batch = pack_batch(
-            [states], lambda s, d: plan_rows(s, d, num_draft_tokens), target_ids.device, weight.dtype
-        )
+        batch = pack_batch([states], rows_of(num_draft_tokens), target_ids.device, weight.dtype)
         result = run_unroll(draft, teacher, target_ids, batch, step_decay=1.0)
         return Rounds(batch.plan.rows[0], result.accepted, result.depth)
 
