@@ -30,8 +30,8 @@ class TargetSettings(Section):
     )
     aux_layer_ids: tuple[int, ...] | None = Field(
         None,
-        description="layers to capture: id L is the stream after L layers; default: those that the draft's kind "
-        "reads, such as [2, n//2, n-3]",
+        description="layers to capture: id L is the stream after L layers; default: those that the draft's "
+        "kind reads, such as [2, n//2, n-3]",
     )
     trust_remote_code: bool = Field(False, description="allow code from the model folder")
 
@@ -157,8 +157,8 @@ class DraftSettings(Section):
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
     aux_layer_ids: tuple[int, ...] | None = Field(
         None,
-        description="captured layers that the draft reads, as in target.aux_layer_ids; default: the kind's own "
-        "where they are captured, else all that are",
+        description="captured layers that the draft reads, as in target.aux_layer_ids; default: the kind's "
+        "own where they are captured, else all that are",
     )
     init_from: str | None = Field(
         None, description="start from this draft: a folder or hub id, native or speculators format"
@@ -216,7 +216,7 @@ class TrainSettings(Section):
     )
     validate_draft_tokens: PositiveInt = Field(
         3,
-        description="draft tokens per round at which validation replays acceptance, which ranks checkpoints",
+        description="draft tokens per round at which validation replays acceptance, to rank checkpoints",
     )
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")

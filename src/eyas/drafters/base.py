@@ -1,7 +1,7 @@
 """What a kind of draft offers; the rest of eyas knows drafts through these protocols alone.
 
-A kind is one folder of ``eyas.drafters`` and one line in ``eyas.registry.DRAFTERS``, or a package of an installed
-distribution that its entry point in the group ``eyas.drafters`` names. Its files, by name:
+A kind is one folder of ``eyas.drafters`` and one line in ``eyas.registry.DRAFTERS``, or a package elsewhere
+that an entry point in the group ``eyas.drafters`` names. Its files, by name:
 
     settings.py   ``Settings``: its section of the run file (pydantic only; imports no torch)
     drafter.py    ``DRAFTER``: a Drafter
@@ -94,8 +94,8 @@ class Rounds:
 class Objective(Protocol):
     """A draft's loss over packed batches, on one device, by the fastest path that fits it.
 
-    One optimizer step is ``start``, ``backward`` for each batch, ``finish``. Then every trained parameter has its
-    gradient in ``grad``. ``eyas.drafters.common.objective`` has the half that all plain torch objectives share.
+    One optimizer step is ``start``, ``backward`` for each batch, ``finish``. Then every trained parameter has
+    its gradient in ``grad``. ``eyas.drafters.common.objective`` has the half that is the same with autograd.
     """
 
     @property
@@ -107,7 +107,7 @@ class Objective(Protocol):
         """Length of the vector of sums. Entry 0 is the weighted loss, the last one the supervised rows."""
 
     def hand_over_to(self, take: HandOver) -> None:
-        """Hand each gradient over once it is complete, between ``expect_last`` and ``finish``, in one order."""
+        """Hand each gradient to ``take`` between ``expect_last`` and ``finish``, always in one order."""
 
     def start(self) -> None:
         """Forget the gradients of the last step."""
@@ -186,8 +186,8 @@ class Drafter(Protocol):
         device: torch.device,
         sharded: bool,
     ) -> Objective:
-        """Return what trains the draft. ``sharded``: the draft's parameters are compute copies of masters that
-        ranks hold slices of."""
+        """Return what trains the draft. ``sharded``: its parameters are compute copies of masters that ranks
+        hold slices of."""
 
     def proposer(self, draft: Any, target_ids: torch.Tensor) -> Proposer: ...
     def replay(

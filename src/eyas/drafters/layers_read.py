@@ -21,8 +21,8 @@ def captured_by_default(drafter: "Drafter", settings: DraftSettings) -> Callable
 
 
 def layers_read(drafter: "Drafter", settings: DraftSettings, spec: TargetSpec) -> tuple[int, ...]:
-    """Return the layers that the draft reads: as asked, else the kind's own where all of them are captured, else
-    all that are.
+    """Return the layers that the draft reads: as asked, else the kind's own where all of them are captured,
+    else all that are.
 
     Raises: UserError for a layer that ``spec`` does not capture.
     """

@@ -16,7 +16,7 @@ def sglang_trouble(architecture: str, config: Any) -> str | None:
 
 
 def check_layers(architecture: str, aux_layer_ids: Sequence[int]) -> None:
-    """Raises: UserError for layers that some engine cannot capture: one exported folder serves all of them."""
+    """Raises: UserError for layers that some engine cannot capture: one folder serves all engines."""
     if registry.has_drafter_file(architecture, "sglang"):
         registry.drafter_file(architecture, "sglang").check_layers(aux_layer_ids)
 

@@ -48,7 +48,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def kind_of(folder: Path, config: dict[str, Any]) -> str:
-    """Return the kind of draft that a config.json describes. Raises: UserError for one that eyas does not know."""
+    """Return the kind of draft that a config.json describes. Raises: UserError for an unknown one."""
     kinds = registry.drafters()
     for name in kinds:
         if registry.drafter_file(name, "load").recognises(config):

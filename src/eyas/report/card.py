@@ -74,11 +74,9 @@ def _sglang(context: RunContext, named: str, tokens: int) -> str:
         return f"In vLLM only: {trouble}."
     words = registry.drafter_file(context.drafter.name, "sglang").arguments("THIS_FOLDER", tokens)
     pairs = [" ".join(words[i : i + 2]) for i in range(0, len(words), 2)]
-    lines = [
-        f"--model-path {named} {pairs[0]}",
-        *(" ".join(pairs[i : i + 2]) for i in range(1, len(pairs), 2)),
-    ]
-    return "    python -m sglang.launch_server " + " \\\n      ".join(lines)
+    lines = [f"python -m sglang.launch_server --model-path {named} {pairs[0]}"]
+    lines += [f"  {' '.join(pairs[i : i + 2])}" for i in range(1, len(pairs), 2)]
+    return "    " + " \\\n    ".join(lines)
 
 
 def _measured(context: RunContext) -> str:
@@ -98,6 +96,7 @@ def _measured(context: RunContext) -> str:
 
 def _training(context: RunContext) -> str:
     train, facts = context.config.train, facts_of(context, "train")
+    how = context.drafter.describe_training(context.config.draft)
     regenerate = context.config.regenerate
     limit = regenerate.max_new_tokens
     whose = (
@@ -111,8 +110,8 @@ def _training(context: RunContext) -> str:
         (
             f"- {counts.get('train_supervised_tokens', 0):,} supervised tokens of "
             f"{counts.get('train_conversations', 0):,} conversations, {whose}",
-            f"- {train.num_epochs} epochs, {facts.get('num_steps', 0):,} steps, "
-            f"{context.drafter.describe_training(context.config.draft)}, learning rate {train.learning_rate:g}",
+            f"- {train.num_epochs} epochs, {facts.get('num_steps', 0):,} steps, {how}, "
+            f"learning rate {train.learning_rate:g}",
             f"- draft vocabulary of {vocab_size:,} tokens, which covers "
             f"{facts.get('coverage', 0):.2%} of the supervised ones",
         )

@@ -27,7 +27,8 @@ def read_start(context: RunContext) -> StoredDraft | None:
     spec, shape, drafter = context.draft_spec, stored.shape, context.drafter
     if stored.architecture != drafter.name:
         raise UserError(
-            f"draft.init_from={name} is a draft of kind {stored.architecture}, this run trains {drafter.name}",
+            f"draft.init_from={name} is a draft of kind {stored.architecture}, this run trains "
+            f"{drafter.name}",
             hint=f"set draft.architecture={stored.architecture}, or name another draft",
         )
     found = (shape.target_vocab_size, shape.target_hidden_size)

@@ -63,7 +63,9 @@ class _Queued:
 class Trainer:
     """Trains one draft, on one device or with other ranks on one each.
 
-    ``draft_settings`` are those of the draft's kind. ``root`` is the folder of its checkpoints and metrics, the same for all ranks; the first one writes there.
+    ``draft_settings`` are those of the draft's kind. ``root`` is the folder of its checkpoints and metrics,
+    the
+    same for all ranks; the first one writes there.
     """
 
     drafter: Drafter

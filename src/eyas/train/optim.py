@@ -159,8 +159,8 @@ def make_optimizers(
 ) -> tuple[torch.optim.AdamW, torch.optim.Muon | None]:
     """Return the optimizers that share a draft's trainable parameters, given by name; only matrices decay.
 
-    Muon takes the matrices that are neither ``heads`` nor ``tables`` (names of parameters that the draft's kind
-    gives), where it is asked for, with updates of AdamW's size so that one rate fits both.
+    Muon takes the matrices that are neither ``heads`` nor ``tables`` (names that the draft's kind gives),
+    where it is asked for, with updates of AdamW's size so that one rate fits both.
     """
     trainable = dict(parameters)
     assert all(p.dtype == torch.float32 for p in trainable.values()), "master weights are fp32"
@@ -187,7 +187,7 @@ def make_optimizers(
 
 
 def suits_muon(name: str, parameter: torch.Tensor, tables: Collection[str]) -> bool:
-    """Whether Muon may take a draft's parameter: one of its matrices that is no head and no table of tokens."""
+    """Whether Muon may take a parameter: a matrix that is not among the heads and tables of tokens."""
     return parameter.ndim == 2 and name not in tables
 
 

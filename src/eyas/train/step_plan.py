@@ -19,8 +19,12 @@ _WINDOW_STEPS = 32
 
 @dataclass(frozen=True)
 class MicroBatch(Sequence[int]):
-    """The samples of one batch, by index. ``draw`` is a number that no other batch of the run has: what a kind of
-    draft chooses by chance follows from it, and so is the same after an interruption and for any number of ranks."""
+    """The samples of one batch, by index.
+
+    ``draw`` is a number that no other batch of the run has. What a kind of draft chooses by chance follows
+    from
+    it, and so is the same after an interruption and for any number of ranks.
+    """
 
     samples: tuple[int, ...]
     draw: int
@@ -37,8 +41,11 @@ Step = list[MicroBatch]
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Every optimizer step of a run. ``steps`` are the same for any number of ranks, and so is what comes out, to
-    rounding; ``shares[i][rank]`` are those batches of step i that a rank computes."""
+    """Every optimizer step of a run.
+
+    ``steps`` are the same for any number of ranks, and so is what comes out, to rounding; ``shares[i][rank]``
+    are those batches of step i that a rank computes.
+    """
 
     steps: list[Step]
     shares: list[list[Step]]

@@ -18,7 +18,7 @@ def measure_acceptance(
     ranks: Ranks,
     device: torch.device,
 ) -> tuple[list[float], Acceptance]:
-    """Return the objective's sums and the acceptance of rounds of ``num_draft_tokens``, over all ranks' batches."""
+    """Return the objective's sums and the acceptance of rounds of ``num_draft_tokens``, over all ranks."""
     sums = torch.zeros(objective.num_sums, dtype=torch.float64, device=device)
     acceptance = Acceptance.empty(num_draft_tokens)
     for batch in batches:
@@ -26,10 +26,8 @@ def measure_acceptance(
         sums += of_batch
         for answer in replay_answers(rounds.rows, rounds.accepted, rounds.depth, num_draft_tokens):
             acceptance += answer
-    counts = torch.tensor(
-        [acceptance.num_rounds, *acceptance.accepted_at], dtype=torch.float64, device=device
-    )
-    values = torch.cat([sums, counts])
+    counts = [acceptance.num_rounds, *acceptance.accepted_at]
+    values = torch.cat([sums, torch.tensor(counts, dtype=torch.float64, device=device)])
     ranks.add_up(values)
     *of_sums, num_rounds = values[:-num_draft_tokens].tolist()
     accepted_at = tuple(int(n) for n in values[-num_draft_tokens:].tolist())

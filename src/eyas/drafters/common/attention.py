@@ -1,7 +1,7 @@
 """Plain attention over a draft's rows, and the two ways in which their keys and values are kept.
 
-A draft's layers compute queries, keys and values. The object that they hand them to knows which rows see which
-keys: training keeps the keys of packed documents, decoding those of one sequence.
+A draft's layers compute queries, keys and values. The object that takes them knows which rows see which keys:
+training keeps the keys of packed documents, decoding those of one sequence.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Attend(Protocol):
 
 
 class SequenceKeys:
-    """The keys and values of one sequence, by layer. Each call appends rows; queries are those of the last ones."""
+    """The keys and values of one sequence, by layer. Each call appends rows; the last ones have queries."""
 
     def __init__(self) -> None:
         self.layers: dict[int, KeysValues] = {}
@@ -66,8 +66,12 @@ class PackedKeys:
         self._is_first = True
 
     def begin(self, rows: torch.Tensor, kept: torch.Tensor | None = None) -> None:
-        """Begin a step. Shapes: rows [R], the queries' rows among the first step's, ascending; kept [R], their
-        indices among the rows of the step before, None at the first step."""
+        """Begin a step.
+
+        Shapes: rows [R], the queries' rows among the first step's, ascending; kept [R], their indices among
+        the
+        rows of the step before, None at the first step.
+        """
         self._rows = rows
         self._bounds = document_bounds(self.documents[rows], self.documents)
         self._is_first = kept is None

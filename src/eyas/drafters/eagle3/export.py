@@ -1,8 +1,8 @@
 """An EAGLE-3 draft as engines load it: names of tensors, and config.json of each format.
 
 Source: vLLM's ``llama_eagle3.py`` and its EAGLE configuration; SGLang's ``llama_eagle3.py``.
-Latent attention: vLLM's ``deepseek_eagle3.py``. Speculators: configurations of published checkpoints and vLLM's
-``transformers_utils/configs/speculators``.
+Latent attention: vLLM's ``deepseek_eagle3.py``. Speculators: configurations of published checkpoints and
+vLLM's ``transformers_utils/configs/speculators``.
 """
 
 import re

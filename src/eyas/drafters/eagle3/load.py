@@ -47,7 +47,7 @@ def check(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> StoredDraft:
-    """Return the draft. Raises: what ``eyas.export.read`` turns into words for a config.json that lacks something."""
+    """Return the draft. What a config.json lacks is Python's own error, which ``read_draft`` explains."""
     tensors = {_own_name(name): tensor for name, tensor in tensors.items()}
     inside = config.get("transformer_layer_config") or config
     d2t = tensors.pop("d2t", None)

@@ -88,7 +88,8 @@ class Eagle3Draft(nn.Module):
     ) -> torch.Tensor:
         """Run rows through all layers and return what ``logits`` reads, and ``carry`` hands to the next step.
 
-        Only the ``wanted`` rows [R'] are returned; of the others the last layer computes keys and values alone.
+        Only the ``wanted`` rows [R'] are returned; of the others the last layer only computes keys and
+        values.
         With ``recompute`` the backward pass computes the MLPs again.
 
         Shapes: tokens, positions [R]; hidden [R, D]. Returns [R', D].

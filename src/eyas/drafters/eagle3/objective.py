@@ -1,4 +1,4 @@
-"""The loss of an EAGLE-3 draft over packed batches, and its sums: by the GPU's kernels where they fit the draft."""
+"""The loss of an EAGLE-3 draft over packed batches, and its sums; by the GPU's kernels where they fit."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,8 +23,8 @@ Batch = PackedBatch[RowPlan]
 def pack_sums(result: UnrollResult) -> torch.Tensor:
     """Put a batch's sums into one fp64 vector [2 + 3 S] on the device, to be added up and read later.
 
-    It holds the weighted loss; for each step the loss, the rows that matched the target at this and all earlier
-    steps, and the rows that the step supervises; and the supervised rows.
+    It holds the weighted loss; for each step the loss, the rows that matched the target at this and all
+    earlier steps, and the rows that the step supervises; and the supervised rows.
     """
     steps = torch.arange(len(result.step_loss), device=result.accepted.device)[:, None]
     agreed = (result.accepted[None] > steps).sum(1)
@@ -35,7 +35,7 @@ def pack_sums(result: UnrollResult) -> torch.Tensor:
 
 
 def ratios_of(sums: Sequence[float]) -> dict[str, float | list[float]]:
-    """Return loss per supervised row and prefix-joint agreement by step, of what ``pack_sums`` put together."""
+    """Return loss per supervised row and prefix-joint agreement by step, of ``pack_sums``'s vector."""
     num_steps = len(sums) // 3
     agreed, judged = (sums[1 + i * num_steps : 1 + (i + 1) * num_steps] for i in (1, 2))
     return {
@@ -166,8 +166,8 @@ def make_objective(
         say("train: a draft with latent attention takes the plain path")
     elif config.num_layers > 1:
         say(
-            f"train: a draft of {config.num_layers} layers takes the plain path; every row runs all of them but "
-            "the last"
+            f"train: a draft of {config.num_layers} layers takes the plain path; "
+            "every row runs all of them but the last"
         )
     elif device.type == "cuda" and not FusedUnroll.fits(draft):
         say("train: the GPU kernels do not fit the draft's shape; the plain path trains it, slower")

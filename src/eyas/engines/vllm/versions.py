@@ -182,8 +182,8 @@ def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
 def check_draft_support(spec: TargetSpec, kind: Any) -> None:
     """Raises: UserError when the installed vLLM cannot serve a draft for this target.
 
-    ``kind`` is the ``vllm.py`` of the draft's kind: the oldest version, and what to ask a target's class. What a
-    target's architecture supports is asked of its class; nothing is loaded for it.
+    ``kind`` is the ``vllm.py`` of the draft's kind: the oldest version, and what to ask. What a target's
+    architecture supports is asked of its class; nothing is loaded for it.
     """
     version = installed_version()
     if version < kind.OLDEST:
