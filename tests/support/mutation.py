@@ -208,7 +208,7 @@ class _Finder(ast.NodeVisitor):
         for argument in node.args:
             self.visit(argument)
         for keyword in node.keywords:
-            if keyword.arg not in ("hint", "what"):
+            if keyword.arg not in ("hint", "what", "strict"):
                 self.visit(keyword.value)
 
 

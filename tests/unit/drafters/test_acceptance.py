@@ -64,3 +64,20 @@ def test_acceptance_adds_up_before_it_divides() -> None:
 
 def test_no_rounds_have_no_acceptance_length() -> None:
     assert math.isnan(Acceptance.empty(3).length)
+
+
+def test_both_of_two_sums_count() -> None:
+    assert Acceptance(10, (8, 2)) + Acceptance(2, (1, 1)) == Acceptance(12, (9, 3))
+    assert Acceptance() == Acceptance(0, ())
+
+
+def test_rates_without_a_round_are_zero() -> None:
+    assert Acceptance.empty(2).rates == [0, 0]
+    assert Acceptance(1, (1, 0)).rates == [1, 0]
+
+
+def test_a_token_limit_holds_for_every_answer_of_a_batch() -> None:
+    rows, three = torch.tensor([3, 4, 5, 9, 10]), torch.full((5,), 3)
+    assert [a.num_rounds for a in replay_answers(rows, three, three, 3, max_new_tokens=2)] == [1, 1]
+    assert [sum(a.accepted_at) for a in replay_answers(rows, three, three, 3, max_new_tokens=2)] == [1, 1]
+    assert [sum(a.accepted_at) for a in replay_answers(rows, three, three, 3)] == [3, 2]

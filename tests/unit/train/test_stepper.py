@@ -28,7 +28,9 @@ class Case:
         defaults: dict[str, Any] = {"learning_rate": 0.05, "warmup_share": 0.5, "betas": BETAS}
         defaults |= {"weight_decay": 0.0, "max_grad_norm": 1e9}
         self.settings = TrainSettings(optimizer=optimizer, **(defaults | settings))
-        self.adamw, self.muon = make_optimizers(self.parameters, self.settings)
+        self.adamw, self.muon = make_optimizers(
+            self.parameters, self.settings, {"lm_head.weight"}, {"embed_tokens.weight"}
+        )
         self.stepper = Stepper(self.adamw, self.settings, NUM_STEPS, muon=self.muon)
         self.rates = [learning_rate(step, NUM_STEPS, self.settings) for step in range(NUM_STEPS)]
         self.gradients = {name: torch.randn_like(p) for name, p in self.parameters.items()}
