@@ -12,7 +12,7 @@ demo: .venv/demo.done
 test: .venv/test.done
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
-# A kill before every file operation of every stage.
+# Kills before changes of files of every stage.
 test-slow: .venv/test.done
 	$(BIN)/python -m pytest -n 2 -m slow
 
