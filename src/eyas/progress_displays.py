@@ -154,12 +154,9 @@ def progress_facts(progress: Progress) -> dict[str, Any]:
 
 def memory() -> dict[str, int]:
     """Return this process's memory, and a GPU's that torch uses, in bytes."""
-    found: dict[str, int] = {}
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        found["memory"] = pages * 4096
-    except (OSError, IndexError, ValueError):  # not Linux
-        pass
+    import psutil
+
+    found = {"memory": int(psutil.Process().memory_info().rss)}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
