@@ -26,6 +26,7 @@ BASE = {
     "eyas.tensor_pool",
     "eyas.config.schema",
     "eyas.progress_displays",
+    "eyas.progress_terminal",
 }
 # Beyond BASE and itself, each part may import these (a package, or single modules of one).
 MAY_IMPORT: dict[str, set[str]] = {
@@ -63,7 +64,8 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas.safetensors_io": set(),
     "eyas.tensor_pool": set(),
     "eyas.config.schema": set(),
-    "eyas.progress_displays": {"eyas.progress"},
+    "eyas.progress_displays": {"eyas.progress", "eyas.progress_terminal"},
+    "eyas.progress_terminal": {"eyas.progress", "eyas.progress_displays"},
     "eyas.layer_ids": {"eyas.errors"},
     "eyas.registry": {"eyas.errors"},
     "eyas.types": {"eyas.errors", "eyas.files", "eyas.layer_ids"},

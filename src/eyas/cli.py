@@ -15,6 +15,7 @@ from eyas import commands
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.errors import EyasError, did_you_mean
 from eyas.progress import say
+from eyas.progress_displays import shown
 
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "
@@ -328,7 +329,7 @@ def completion(shell: str) -> None:
 
 def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
-    with _interruptible() as interrupts:
+    with shown(), _interruptible() as interrupts:
         try:
             function(*arguments, **named)
         except KeyboardInterrupt:

@@ -1,16 +1,16 @@
-"""Screens of ``eyas run``: a checklist on a terminal, JSON lines, and a file for ``eyas status``."""
+"""Screens for other programs (JSON lines, the file of ``eyas status``), and that of a command."""
 
 import json
+import logging
 import sys
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from eyas.progress import Progress, Screen
+from eyas.progress import LOGGER, Progress, Screen, current_screen, on_screen
 
-_MARKS = {"waiting": "·", "running": "▸", "done": "✓", "kept": "✓", "failed": "✗"}
 _STATUS_EVERY_S = 1.0
 
 
@@ -23,6 +23,9 @@ class Forwarding(Screen):
 
     def say(self, text: str) -> None:
         self.behind.say(text)
+
+    def begin(self, progress: Progress) -> None:
+        self.behind.begin(progress)
 
     def show(self, progress: Progress, final: bool) -> None:
         self.behind.show(progress, final)
@@ -42,9 +45,12 @@ class StatusFile(Forwarding):
         self._plain_shown = time.monotonic()
         self._value: dict[str, Any] = {"stages": {}}
 
+    def begin(self, progress: Progress) -> None:
+        self._note(progress, final=False)
+        self.behind.begin(progress)
+
     def show(self, progress: Progress, final: bool) -> None:
-        self._value |= {"progress": progress_facts(progress), "text": progress.text(final)}
-        self._write()
+        self._note(progress, final)
         # The file wants to know each second; a log wants a line now and then.
         if final or self._behind_every_s or time.monotonic() - self._plain_shown >= progress.plain_every_s:
             self._plain_shown = time.monotonic()
@@ -54,6 +60,10 @@ class StatusFile(Forwarding):
         self._value["stages"][name] = {"state": state, "seconds": round(seconds, 1)}
         self._write()
         self.behind.stage(name, state, seconds)
+
+    def _note(self, progress: Progress, final: bool) -> None:
+        self._value |= {"progress": progress_facts(progress), "text": progress.text(final)}
+        self._write()
 
     def _write(self) -> None:
         beside = self.path.with_name(f"{self.path.name}.new")
@@ -80,71 +90,49 @@ class JsonLines(Screen):
         )
 
 
-class Checklist(Screen, AbstractContextManager["Checklist"]):
-    """The stages on a terminal: done with their time, running with rate, time left and memory."""
+class _ToScreen(logging.Handler):
+    """Shows what is logged on the screen in use."""
 
-    every_s = 0.2
+    def emit(self, record: logging.LogRecord) -> None:
+        current_screen().say(self.format(record))
 
-    def __init__(self, stages: list[str], console: Any = None) -> None:
-        from rich.console import Console
-        from rich.live import Live
 
-        self.console = console or Console(stderr=True, highlight=False)
-        self._states: dict[str, tuple[str, float]] = dict.fromkeys(stages, ("waiting", 0.0))
-        self._text = ""
-        self._live = Live(self._draw(), console=self.console, auto_refresh=False, redirect_stdout=False)
+@contextmanager
+def shown() -> Iterator[None]:
+    """Show on stderr what eyas says and how work progresses, for as long as a command runs."""
+    if any(isinstance(handler, _ToScreen) for handler in LOGGER.handlers):
+        yield
+        return
+    handler, level, propagate = _ToScreen(), LOGGER.level, LOGGER.propagate
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False  # a library that sets up the root logger would show each line again
+    try:
+        with on_screen(_screen_of_stderr()):
+            yield
+    finally:
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(level)
+        LOGGER.propagate = propagate
 
-    def __enter__(self) -> "Checklist":
-        self._live.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._update()
-        self._live.stop()
+def _screen_of_stderr() -> Screen:
+    if not sys.stderr.isatty():
+        return Screen()
+    from eyas.progress_terminal import Terminal  # rich takes a while to import
 
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
-
-    def show(self, progress: Progress, final: bool) -> None:
-        left = progress.left_s
-        bar = "" if progress.total is None else _bar(progress.done / max(progress.total, 1)) + " "
-        rate = f"{progress.rate:,.{1 if progress.rate < 20 else 0}f} {progress.unit}/s"
-        parts = [rate, *([] if left is None else [f"{duration(left)} left"]), memory_text()]
-        self._text = f"{bar}{', '.join(p for p in parts if p)}"
-        if final:
-            self.say(progress.text(final))
-        self._update()
-
-    def stage(self, name: str, state: str, seconds: float = 0.0) -> None:
-        self._states[name] = (state, seconds)
-        self._text = ""
-        self._update()
-
-    def _update(self) -> None:
-        self._live.update(self._draw(), refresh=True)
-
-    def _draw(self) -> Any:
-        from rich.text import Text
-
-        lines = Text()
-        for name, (state, seconds) in self._states.items():
-            said = {"running": self._text, "done": duration(seconds), "kept": "was done"}.get(state, "")
-            style = {"running": "bold", "waiting": "dim", "failed": "bold red"}.get(state, "")
-            lines.append(f"{_MARKS[state]} {name:<11} {said}\n", style=style)
-        return lines
+    return Terminal()
 
 
 def progress_facts(progress: Progress) -> dict[str, Any]:
-    """Return a progress as JSON-like values; memory in bytes."""
-    left = progress.left_s
+    """Return a progress as JSON-like values, memory in bytes; ``rate`` is None before anything is done."""
+    left, rate = progress.left_s, progress.rate
     return {
         "label": progress.label,
         "done": progress.done,
         "total": progress.total,
         "unit": progress.unit,
-        "rate": round(progress.rate, 3),
+        "rate": None if rate is None else round(rate, 3),
         "elapsed_s": round(progress.elapsed_s, 1),
         "left_s": None if left is None else round(left, 1),
         "note": progress.note,
@@ -189,8 +177,3 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:,.3g} TB"
-
-
-def _bar(share: float, width: int = 16) -> str:
-    filled = round(width * min(1.0, share))
-    return "█" * filled + "░" * (width - filled)

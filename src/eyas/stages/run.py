@@ -1,7 +1,6 @@
 """run: every stage in order; what is done already is left alone."""
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from eyas.files import remove_litter
 from eyas.layer_ids import to_sglang
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
-from eyas.progress_displays import Checklist, JsonLines, StatusFile
+from eyas.progress_displays import JsonLines, StatusFile
+from eyas.progress_terminal import Checklist, Terminal
 from eyas.report.card import write_card
 from eyas.report.page import print_summary, write_report
 from eyas.stages.evaluate import evaluate
@@ -85,11 +85,11 @@ def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
         except EyasError as error:
             screen.event("error", what=error.what, hint=error.hint, exit_code=error.exit_code)
             raise
-    elif sys.stderr.isatty():
+    elif isinstance(current_screen(), Terminal):
         with Checklist(stages) as checklist:
             yield checklist
     else:
-        yield Screen()
+        yield current_screen()
 
 
 def _run_shown(context: RunContext, name: str) -> None:
