@@ -24,6 +24,7 @@ BASE = {
     "eyas.row_stats",
     "eyas.safetensors_io",
     "eyas.tensor_pool",
+    "eyas.typed_json",
     "eyas.config.schema",
     "eyas.progress_displays",
     "eyas.progress_terminal",
@@ -68,7 +69,8 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas.progress_terminal": {"eyas.progress", "eyas.progress_displays"},
     "eyas.layer_ids": {"eyas.errors"},
     "eyas.registry": {"eyas.errors"},
-    "eyas.types": {"eyas.errors", "eyas.files", "eyas.layer_ids"},
+    "eyas.types": {"eyas.errors", "eyas.files", "eyas.layer_ids", "eyas.typed_json"},
+    "eyas.typed_json": set(),
 }
 # Loaded only when used: too slow for a command line's start, or not installed everywhere.
 LIGHT = (
@@ -82,6 +84,7 @@ LIGHT = (
     "progress",
     "progress_displays",
     "registry",
+    "typed_json",
     "types",
     "config",
 )
