@@ -13,9 +13,9 @@ import click
 
 from eyas import commands
 from eyas.config.flags import EXTRACT_FLAGS
+from eyas.console import shown
 from eyas.errors import EyasError, did_you_mean
 from eyas.progress import say
-from eyas.progress_displays import shown
 
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "

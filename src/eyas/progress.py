@@ -1,7 +1,7 @@
 """Progress that tells the truth: how much is done, how fast, how long it takes, and where that is shown.
 
 Used as a library, eyas shows nothing: ``say`` writes to the logger "eyas", and progress goes to the screen
-that ``on_screen`` set, if any. The command line sets one (``eyas.progress_displays.shown``).
+that ``on_screen`` set, if any. The command line sets one (``eyas.console.shown``).
 """
 
 from __future__ import annotations

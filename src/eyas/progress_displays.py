@@ -1,15 +1,12 @@
-"""Screens for other programs (JSON lines, the file of ``eyas status``), and that of a command."""
+"""Screens for other programs: JSON lines, and the file of ``eyas status``."""
 
 import json
-import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eyas.progress import LOGGER, Progress, Screen, current_screen, on_screen
+from eyas.progress import Progress, Screen
 
 _STATUS_EVERY_S = 1.0
 
@@ -88,40 +85,6 @@ class JsonLines(Screen):
             json.dumps({"event": kind, "time": round(time.time(), 3), **facts}, ensure_ascii=False),
             flush=True,
         )
-
-
-class _ToScreen(logging.Handler):
-    """Shows what is logged on the screen in use."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        current_screen().say(self.format(record))
-
-
-@contextmanager
-def shown() -> Iterator[None]:
-    """Show on stderr what eyas says and how work progresses, for as long as a command runs."""
-    if any(isinstance(handler, _ToScreen) for handler in LOGGER.handlers):
-        yield
-        return
-    handler, level, propagate = _ToScreen(), LOGGER.level, LOGGER.propagate
-    LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False  # a library that sets up the root logger would show each line again
-    try:
-        with on_screen(_screen_of_stderr()):
-            yield
-    finally:
-        LOGGER.removeHandler(handler)
-        LOGGER.setLevel(level)
-        LOGGER.propagate = propagate
-
-
-def _screen_of_stderr() -> Screen:
-    if not sys.stderr.isatty():
-        return Screen()
-    from eyas.progress_terminal import Terminal  # rich takes a while to import
-
-    return Terminal()
 
 
 def progress_facts(progress: Progress) -> dict[str, Any]:

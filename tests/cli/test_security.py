@@ -283,7 +283,7 @@ def test_netrc_gives_an_endpoint_its_password(
 def test_serve_does_not_show_the_key_it_hands_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from eyas.progress_displays import shown
+    from eyas.console import shown
     from eyas.stages import serve as module
 
     started: list[list[str]] = []

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from eyas.console import shown
 from eyas.progress import Progress, say
-from eyas.progress_displays import shown
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from eyas.console import shown
 from eyas.progress import Progress, Screen, on_screen, say
-from eyas.progress_displays import JsonLines, StatusFile, duration, shown
+from eyas.progress_displays import JsonLines, StatusFile, duration
 
 
 def test_json_lines_are_one_object_a_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

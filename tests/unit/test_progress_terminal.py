@@ -5,8 +5,8 @@ import sys
 import pytest
 from rich.console import Console
 
+from eyas.console import shown
 from eyas.progress import Progress, on_screen, say
-from eyas.progress_displays import shown
 from eyas.progress_terminal import Checklist, Terminal
 
 
@@ -22,7 +22,7 @@ def console() -> Console:
 def frames(shown_on: Console) -> list[str]:
     """Return what was drawn, one text for each time the terminal's line was rewritten."""
     assert isinstance(shown_on.file, Tty)
-    return re.sub(r"\x1b\[[\d;]*m", "", shown_on.file.getvalue()).split("\r\x1b[2K")
+    return re.split(r"\r(?:\x1b\[1A)?\x1b\[2K", re.sub(r"\x1b\[[\d;]*m", "", shown_on.file.getvalue()))
 
 
 def rows(checklist: Checklist) -> list[str]:

@@ -11,8 +11,8 @@ from eyas.drafters.eagle3.config import DraftConfig
 from eyas.plan import estimates
 from eyas.plan.estimates import Tokens
 from eyas.plan.target_size import TargetSize
+from eyas.run_folder import FOLDERS
 from eyas.stages.run_context import RunContext
-from eyas.stages.stage_records import FOLDERS
 
 
 @dataclass(frozen=True)

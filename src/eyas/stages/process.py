@@ -16,7 +16,7 @@ from eyas.errors import EyasError, UserError
 from eyas.files import read_json, write_json
 from eyas.locks import is_same, started_s
 from eyas.progress import say
-from eyas.stages.stage_records import FOLDERS, STAGES, read_record
+from eyas.run_folder import FOLDERS, STAGES, read_record
 
 FOLDER = "process"  # in the run folder
 _STOP_S = 60.0

@@ -7,9 +7,10 @@ import pytest
 
 from eyas.errors import ContractError
 from eyas.files import seal, write_json
-from eyas.stages.stage_records import read_record
+from eyas.run_folder import FORMAT_VERSION, read_record
 
-WHOLE = {"stage": "train", "eyas": "0.1.0", "inputs": {"a": 1}, "done": True, "output": "f", "seconds": 1.5}
+BEGUN = {"stage": "train", "format": FORMAT_VERSION, "inputs": {"a": 1}, "done": False}
+WHOLE = BEGUN | {"done": True, "output": "f", "seconds": 1.5}
 
 
 def test_a_record_comes_back_with_the_facts_of_its_stage(tmp_path: Path) -> None:
@@ -18,8 +19,8 @@ def test_a_record_comes_back_with_the_facts_of_its_stage(tmp_path: Path) -> None
 
 
 def test_a_stage_that_has_not_finished_has_no_output_yet(tmp_path: Path) -> None:
-    write_json(tmp_path / "stage.json", seal({"inputs": {}, "done": False}))
-    assert read_record(tmp_path) == {"inputs": {}, "done": False}
+    write_json(tmp_path / "stage.json", seal(BEGUN))
+    assert read_record(tmp_path) == BEGUN
     assert read_record(tmp_path / "elsewhere") is None
 
 
