@@ -23,7 +23,6 @@ STILL_IMPORTED: set[tuple[str, str]] = {
     ("kernels", "drafters.common.teacher_targets"),
     ("plan", "stages.run"),
     ("plan", "stages.run_context"),
-    ("report", "stages.run_context"),
     ("serving", "stages.prepare"),
     ("serving", "stages.run_context"),
 }

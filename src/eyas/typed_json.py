@@ -29,7 +29,7 @@ def parse(kind: type[T], value: Any) -> T:
 
 
 @cache
-def _adapter(kind: type[T]) -> Any:
+def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

@@ -22,7 +22,7 @@ from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
 from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
-from eyas.stages.run_context import RunContext, facts_of, interrupted
+from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted
 from eyas.stages.train import check_held_out, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
@@ -55,8 +55,10 @@ def run(context: RunContext, as_json: bool = False) -> None:
                 _run_shown(context, name)
                 if name == "prepare":
                     check_held_out(facts_of(context, name)["counts"].get("held_out_conversations", 0))
-            write_card(context)
-            page = write_report(context)
+            finished = finished_run(context)
+            write_card(finished, context.folder("export"))
+            page = run_dir / "report.html"
+            write_report(finished, page)
     except UserError:
         if not context.began:  # refused at its start: nothing has changed
             restore_files(run_dir, before)
@@ -64,9 +66,9 @@ def run(context: RunContext, as_json: bool = False) -> None:
                 run_dir.rmdir()
         raise
     if as_json:
-        JsonLines().event("result", report=facts_of(context, "evaluate")["report"], page=str(page))
+        JsonLines().event("result", report=finished.evaluation, page=str(page))
     else:
-        print_summary(context)
+        print_summary(finished)
         say(f"report: {page}")
 
 

@@ -15,6 +15,7 @@ from eyas.data.prepared import SPLITS, Split
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
+from eyas.report.finished_run import FinishedRun
 from eyas.run_folder import FOLDERS, STAGES, begin_record, read_record, write_record
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
@@ -166,6 +167,12 @@ def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
     """Return a finished stage's record."""
     record = read_record(context.folder(stage))
     return record or {}
+
+
+def finished_run(context: RunContext) -> FinishedRun:
+    """Return what reports are made from."""
+    records = {stage: facts_of(context, stage) for stage in STAGES}
+    return FinishedRun(context.loaded, context.spec, records, context.data_folder)
 
 
 def next_command(context: RunContext, stage: str) -> None:
