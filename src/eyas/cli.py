@@ -13,6 +13,7 @@ import click
 
 from eyas import commands
 from eyas.config.flags import EXTRACT_FLAGS
+from eyas.console import shown
 from eyas.errors import EyasError, did_you_mean
 from eyas.progress import say
 
@@ -328,7 +329,7 @@ def completion(shell: str) -> None:
 
 def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
-    with _interruptible() as interrupts:
+    with shown(), _interruptible() as interrupts:
         try:
             function(*arguments, **named)
         except KeyboardInterrupt:
