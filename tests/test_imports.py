@@ -40,6 +40,7 @@ LIGHT = (
     "__init__",
     "errors",
     "files",
+    "guard",
     "layer_ids",
     "progress",
     "progress_displays",
