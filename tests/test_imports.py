@@ -37,7 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "plan": {"stages", "config", "targets", "data", "engines", "store", "drafters", "train", "capture"},
     "capture": {
-        "stages", "config", "targets", "data", "engines", "store", "drafters", "train", "scale", "trackers", "plan",
+        "stages", "config", "targets", "data", "engines", "store", "drafters", "train", "scale", "trackers",
+        "plan",
     },
     "report": {"stages", "config", "targets", "data", "serving", "export", "store", "drafters", "evaluate"},
     "serving": {"stages", "config", "targets", "data", "engines", "drafters", "evaluate", "export"},
