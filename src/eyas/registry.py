@@ -72,11 +72,15 @@ def drafter_file(name: str, file: str) -> Any:
 
     Raises: UserError naming the closest known name, or the file that the kind lacks.
     """
-    if not has_drafter_file(name, file):
+    module = f"{_package_of(name)}.{file}"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
         raise UserError(
             f"drafts of kind {name} have no {file}.py", hint="docs/extending.md lists the files of a kind"
-        )
-    return importlib.import_module(f"{_package_of(name)}.{file}")
+        ) from None
 
 
 def _package_of(name: str) -> str:

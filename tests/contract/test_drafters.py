@@ -50,7 +50,7 @@ def states(tiny_engine: Any) -> list[HiddenStates]:
 
 
 def new_trainer(kind: str, root: Path, target: Path, states: list[HiddenStates], **train: Any) -> Trainer:
-    """Return a trainer as the train stage makes it, with the kind's defaults on the layers that are captured."""
+    """Return a trainer as the train stage makes it, with the kind's defaults on all captured layers."""
     root.mkdir(parents=True, exist_ok=True)
     drafter, settings = registry.drafter(kind), draft_settings_of(kind)(architecture=kind)
     store = MemoryStore(spec_of(target), states)

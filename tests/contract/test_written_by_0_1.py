@@ -1,4 +1,4 @@
-"""What version 0.1 wrote: stores and exports are read, checkpoints are refused with the command that redoes them.
+"""What version 0.1 wrote: stores and exports are read, checkpoints are refused with what redoes them.
 
 The folder was written by that version, for random weights and states of the target of ``tiny.make_spec``.
 """
