@@ -39,6 +39,7 @@ LIGHT = (
     "__init__",
     "errors",
     "files",
+    "guard",
     "layer_ids",
     "progress",
     "progress_displays",

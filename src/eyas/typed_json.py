@@ -21,7 +21,7 @@ def parse(kind: type[T], value: Any) -> T:
     if set(value) != names:
         raise ValueError(f"it has other fields: {sorted(set(value) ^ names)}")
     try:
-        return _adapter(kind).validate_json(json.dumps(value), strict=True)
+        return _adapter(kind).validate_json(json.dumps(value), strict=True)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tiny import make_spec
 
 from eyas.errors import ContractError, UserError
 from eyas.types import (
@@ -14,7 +15,6 @@ from eyas.types import (
     VocabMap,
     supervised_positions,
 )
-from tiny import make_spec
 
 
 def sample(mask: str, cut: bool = False) -> TokenizedSample:

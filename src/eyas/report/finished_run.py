@@ -7,6 +7,7 @@ from typing import Any
 
 from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
+from eyas.drafters.base import Drafter
 from eyas.types import TargetSpec
 
 
@@ -14,10 +15,11 @@ from eyas.types import TargetSpec
 class FinishedRun:
     """A run's settings, its target and its records by stage; a stage that never began has none.
 
-    ``data_folder`` holds the samples that were trained on.
+    ``spec`` has the aux layers that the draft reads; ``data_folder`` holds the samples that were trained on.
     """
 
     loaded: LoadedConfig
+    drafter: Drafter
     spec: TargetSpec
     records: Mapping[str, Mapping[str, Any]]
     data_folder: Path

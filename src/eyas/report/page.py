@@ -62,7 +62,7 @@ def write_report(run: FinishedRun, path: Path) -> None:
     write_page(
         path,
         "report.html.j2",
-        title=f"EAGLE-3 draft for {run.config.target.model}",
+        title=f"{run.drafter.title} draft for {run.config.target.model}",
         report=report,
         note=prediction_note(run),
         summary=summary_rows(run),

@@ -9,14 +9,15 @@ from xml.etree import ElementTree
 
 import pytest
 from jinja2 import UndefinedError
+from tiny import make_spec
 
+from eyas import registry
 from eyas.config.load import load_config
 from eyas.report import page
 from eyas.report.card import write_card
 from eyas.report.finished_run import FinishedRun
 from eyas.report.page import print_summary, write_report
 from eyas.report.pages import render
-from tiny import make_spec
 
 EVIL = "<script>alert('x')</script>\"&"
 ESCAPED = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;"
@@ -67,7 +68,7 @@ def finished_run(served: dict[str, Any] | None = None) -> FinishedRun:
     }
     model = f"target.model={json.dumps(EVIL)}"
     loaded = load_config(None, ("run_dir=run", model, "data.sources=[a]", "regenerate.enabled=false"))
-    return FinishedRun(loaded, make_spec(), records, Path("data"))
+    return FinishedRun(loaded, registry.drafter("eagle3"), make_spec(), records, Path("data"))
 
 
 @pytest.fixture
