@@ -40,9 +40,8 @@ def write_run(folder: Path, target: Path, **sections: Any) -> Path:
         },
         "regenerate": {"max_new_tokens": 20, "batch_size": 8},
         "extract": {"batch_tokens": 256, "shard_bytes": 60_000},
-        "draft": {"vocab_size": 120},
+        "draft": {"vocab_size": 120, "ttt_steps": 3},
         "train": {
-            "num_unroll_steps": 3,
             "num_epochs": 1,
             "batch_tokens": 256,
             "validate_every": 2,

@@ -6,9 +6,8 @@ from eyas import registry
 from eyas.capture.fleet import check_fleet
 from eyas.capture.stream import check_stream
 from eyas.config.schema import EvaluateSettings, RunConfig
+from eyas.drafters.serving import check_layers, vllm_file
 from eyas.errors import UserError
-from eyas.export.speculators import check_servable
-from eyas.layer_ids import to_sglang
 from eyas.stages.init_from import read_start
 from eyas.stages.run_context import RunContext
 from eyas.stages.train import draft_config
@@ -27,7 +26,6 @@ def check_names(config: RunConfig) -> None:
     for table, name, kind in (
         (registry.ENGINES, config.regenerate.engine, "engine"),
         (registry.ENGINES, config.extract.engine, "engine"),
-        (registry.DRAFTS, config.draft.architecture, "draft architecture"),
         (registry.EXPORTERS, config.export.format, "export format"),
         *((registry.TRACKERS, name, "tracker") for name in config.train.trackers),
     ):
@@ -36,11 +34,14 @@ def check_names(config: RunConfig) -> None:
 
 def _check_draft(context: RunContext) -> None:
     config = context.config
-    to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
+    kind = config.draft.architecture
+    if config.evaluate.engine == "vllm":
+        vllm_file(kind)
+    check_layers(kind, context.draft_spec.aux_layer_ids)
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
     if config.export.format == "speculators":
-        check_servable(stored.shape if stored else shape)
+        registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
 
 
 def _check_evaluation(settings: EvaluateSettings) -> None:
