@@ -23,7 +23,6 @@ STILL_IMPORTED: set[tuple[str, str]] = {
     ("kernels", "drafters.common.teacher_targets"),
     ("plan", "stages.run"),
     ("plan", "stages.run_context"),
-    ("report", "stages.run_context"),
     ("serving", "stages.prepare"),
     ("serving", "stages.run_context"),
 }
@@ -45,7 +44,9 @@ LIGHT = (
     "progress",
     "progress_displays",
     "registry",
+    "console",
     "run_folder",
+    "typed_json",
     "types",
     "config",
 )

@@ -10,13 +10,14 @@ from typing import Any, NoReturn
 
 import click
 
+from eyas.console import shown
 from eyas.errors import EyasError
 from eyas.progress import say
 
 
 def guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
-    with _interruptible() as interrupts:
+    with shown(), _interruptible() as interrupts:
         try:
             function(*arguments, **named)
         except KeyboardInterrupt:
