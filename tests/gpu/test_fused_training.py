@@ -11,12 +11,12 @@ from train_cases import Case, make_case
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.common.batch import pack_batch
-from eyas.drafters.common.loss import LossKind
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
 from eyas.drafters.eagle3.model import HEADS, TABLES
 from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import run_unroll
+from eyas.kernels.loss_inputs import LossKind
 from eyas.train.optim import Stepper, make_optimizers
 
 pytestmark = [

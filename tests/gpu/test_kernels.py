@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eyas.drafters.common.teacher_targets import TeacherTargets
 from eyas.drafters.eagle3.fused import plain_ops
 from eyas.kernels.head_layout import Heads
+from eyas.kernels.loss_inputs import TeacherTargets
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [

@@ -8,8 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.drafters.common.loss import HYBRID_DECAY, LossKind
-from eyas.drafters.common.teacher_targets import TeacherTargets
+from eyas.kernels.loss_inputs import HYBRID_DECAY, LossKind, TeacherTargets
 
 _BLOCK, _WARPS = 2048, 8
 _KINDS: dict[LossKind, int] = {"kl": 0, "lk": 1, "hybrid": 2}

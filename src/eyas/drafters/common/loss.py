@@ -1,13 +1,8 @@
 """What a draft row is held to: forward KL, or the acceptance rate itself (LK losses), as sums."""
 
-from typing import Literal
-
 import torch
 
-LossKind = Literal["kl", "lk", "hybrid"]
-
-# How fast the hybrid loss turns from KL to overlap as overlap grows; the paper's best setting.
-HYBRID_DECAY = 3.0
+from eyas.kernels.loss_inputs import HYBRID_DECAY, LossKind
 
 
 def row_losses(

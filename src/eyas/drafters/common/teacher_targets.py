@@ -1,26 +1,12 @@
 """What the draft is held to: the target's distribution on the draft vocabulary, made once a batch."""
 
-from dataclasses import dataclass
-
 import torch
 
+from eyas.kernels.loss_inputs import TeacherTargets
 from eyas.targets.teacher import TeacherHead
 
 # Rows of full-vocabulary logits alive at a time.
 _CHUNK_ROWS = 1024
-
-
-@dataclass(frozen=True)
-class TeacherTargets:
-    """Shapes: probabilities [R, W] (renormalised on the draft vocabulary); mass [R] fp32 (their sum, 1 but
-    for rounding) and negative_entropy [R] fp32 (their sum of p log p, in nats); argmax [R] (over all V);
-    in_draft [R] (whether the draft vocabulary holds the argmax)."""
-
-    probabilities: torch.Tensor
-    mass: torch.Tensor
-    negative_entropy: torch.Tensor
-    argmax: torch.Tensor
-    in_draft: torch.Tensor
 
 
 @torch.no_grad()

@@ -7,11 +7,12 @@ import torch
 
 from eyas.drafters.common.attention import PackedKeys
 from eyas.drafters.common.batch import PackedBatch
-from eyas.drafters.common.loss import LossKind, row_losses
+from eyas.drafters.common.loss import row_losses
 from eyas.drafters.common.recompute import again
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.drafters.eagle3.ttt_rows import RowPlan
+from eyas.kernels.loss_inputs import LossKind
 from eyas.targets.teacher import TeacherHead
 
 

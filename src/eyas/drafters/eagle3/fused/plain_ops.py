@@ -2,9 +2,9 @@
 
 import torch
 
-from eyas.drafters.common.loss import LossKind, row_losses
-from eyas.drafters.common.teacher_targets import TeacherTargets
+from eyas.drafters.common.loss import row_losses
 from eyas.kernels.head_layout import Heads
+from eyas.kernels.loss_inputs import LossKind, TeacherTargets
 
 
 def attend(

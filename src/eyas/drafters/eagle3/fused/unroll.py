@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from eyas.drafters.common.batch import PackedBatch
-from eyas.drafters.common.loss import LossKind
-from eyas.drafters.common.teacher_targets import TeacherTargets
 from eyas.drafters.eagle3.fused import plain_ops
 from eyas.drafters.eagle3.fused.activations import Saved
 from eyas.drafters.eagle3.fused.layout import Steps
@@ -21,6 +19,7 @@ from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.drafters.eagle3.ttt_rows import RowPlan
 from eyas.drafters.eagle3.unroll import UnrollResult, count_accepted
 from eyas.kernels.head_layout import Heads
+from eyas.kernels.loss_inputs import LossKind, TeacherTargets
 
 # Logits alive at a time, at most: rows of one product of the head.
 _HEAD_ROWS = 8192
