@@ -16,8 +16,8 @@ from toy_drafter.model import ToyDraft
 
 @dataclass(frozen=True)
 class ToyPlan:
-    """rows [R] at which a round can start; drawn [R], those that are trained; teacher, judged [R, S]: each
-    token's index among the supervised positions, and whether there is one. A token counts while all before it do."""
+    """rows [R], at which a round can start; drawn [R] bool, those that are trained; teacher [R, S], each
+    token's index among the supervised positions; judged [R, S], whether it and all tokens before it have one."""
 
     rows: torch.Tensor
     drawn: torch.Tensor
