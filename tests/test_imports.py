@@ -146,6 +146,13 @@ def test_the_table_allows_nothing_that_is_not_imported() -> None:
     assert {part for part in table()["base"] if not any(covers(part, name) for _, name in found)} == set()
 
 
+def test_the_sketch_of_the_house_names_every_part() -> None:
+    text = DESIGN.read_text(encoding="utf-8")
+    (sketch,) = re.findall(r"^## The house\n(.*?)^Only verbs", text, re.M | re.S)
+    parts = set(table()["may_import"]) - {"__main__", "__init__"}
+    assert {part for part in parts if f" {part}/ " not in sketch and f" {part}.py" not in sketch} == set()
+
+
 def test_in_the_table_no_arrow_runs_back_up() -> None:
     order = list(table()["may_import"])
     for part, entries in table()["may_import"].items():

@@ -25,8 +25,9 @@ def row_losses(
     draft vocabulary 0.26 is accepted with a probability of 0.26 at most.
 
     Shapes: logits, probabilities [R, W] (the teacher, renormalized on the draft vocabulary); counts [R] bool
-    (False: the teacher's argmax is outside the draft vocabulary); coverage [R], the probability that the target
-    gives the draft vocabulary, read by lk and hybrid alone (None: 1). Units: nats; the overlap is a probability.
+    (False: the teacher's argmax is outside the draft vocabulary); coverage [R], the probability that the
+    target gives the draft vocabulary, read by lk and hybrid alone (None: 1). Units: nats; the overlap is a
+    probability.
     Source: arXiv 2602.23881, sections on LK-alpha and LK-lambda.
     """
     log_q = torch.log_softmax(logits.float(), dim=-1)
