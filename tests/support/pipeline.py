@@ -30,7 +30,7 @@ def write_prompts(path: Path, num: int = 24) -> Path:
 
 def write_run(folder: Path, target: Path, **sections: Any) -> Path:
     """Write a run file for ``target`` into ``folder``; its run folder is ``folder/run``."""
-    settings = {
+    settings: dict[str, Any] = {
         "run_dir": str(folder / "run"),
         "target": {"model": str(target)},
         "data": {
@@ -50,6 +50,8 @@ def write_run(folder: Path, target: Path, **sections: Any) -> Path:
         },
         "evaluate": {"num_draft_tokens": 2, "num_prompts": 3, "max_new_tokens": 12},
     }
+    if "architecture" in sections.get("draft", {}):
+        settings["draft"] = {"vocab_size": 120}  # another kind has other settings
     for name, section in sections.items():
         settings[name] = settings.get(name, {}) | section if isinstance(section, dict) else section
     path = folder / "run.yaml"

@@ -17,6 +17,7 @@ from eyas.drafters.layers_read import captured_by_default, layers_read
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
+from eyas.report.finished_run import FinishedRun
 from eyas.run_folder import FOLDERS, STAGES, begin_record, read_record, write_record
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
@@ -185,6 +186,12 @@ def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
     """Return a finished stage's record."""
     record = read_record(context.folder(stage))
     return record or {}
+
+
+def finished_run(context: RunContext) -> FinishedRun:
+    """Return what reports are made from."""
+    records = {stage: facts_of(context, stage) for stage in STAGES}
+    return FinishedRun(context.loaded, context.drafter, context.draft_spec, records, context.data_folder)
 
 
 def next_command(context: RunContext, stage: str) -> None:
