@@ -115,13 +115,10 @@ _LITTER = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")
 def remove_litter(folder: Path) -> None:
     """Remove what a killed process left under temporary names below ``folder``, whole folders first."""
     for at, folders, files in os.walk(folder):
-        litter = [name for name in folders if _LITTER.fullmatch(name)]
-        for name in litter:
+        for name in filter(_LITTER.fullmatch, folders):
             shutil.rmtree(Path(at, name))
-            folders.remove(name)  # nothing is looked for in what is gone
-        for name in files:
-            if _LITTER.fullmatch(name):
-                Path(at, name).unlink(missing_ok=True)
+        for name in filter(_LITTER.fullmatch, files):
+            Path(at, name).unlink()
 
 
 def remove_folder(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Changes of a module that are tried one at a time: operators, constants, conditions, results, calls."""
 
 import ast
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +37,19 @@ class Mutant:
         return source[: self.start] + self.new.encode() + source[self.stop :]
 
 
-def mutants_of(module: str, source: bytes) -> list[Mutant]:
-    """Return every change that is tried, none twice; messages, hints, annotations and asserts stay."""
-    finder = _Finder(module, source)
+def mutants_of(module: str, source: bytes, skipped: Collection[str] = ()) -> list[Mutant]:
+    """Return every change that is tried, none twice; messages, hints, annotations and asserts stay.
+
+    ``skipped`` names functions that stay too.
+    """
+    finder = _Finder(module, source, skipped)
     finder.visit(ast.parse(source))
     return sorted(dict.fromkeys(finder.found), key=lambda m: (m.start, m.stop, m.new))
 
 
 class _Finder(ast.NodeVisitor):
-    def __init__(self, module: str, source: bytes) -> None:
-        self.module, self.source, self.found = module, source, list[Mutant]()
+    def __init__(self, module: str, source: bytes, skipped: Collection[str]) -> None:
+        self.module, self.source, self.skipped, self.found = module, source, skipped, list[Mutant]()
         lines = source.splitlines(keepends=True)
         self.starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
 
@@ -78,6 +82,8 @@ class _Finder(ast.NodeVisitor):
     visit_ImportFrom = visit_Import  # type: ignore[assignment]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.name in self.skipped:
+            return
         for default in (*node.args.defaults, *node.args.kw_defaults):
             if default is not None:
                 self.visit(default)

@@ -201,12 +201,12 @@ def _outcome(running: _Running) -> str | None:
 
 
 def run_module(
-    path: Path, tests: list[str], jobs: int, until: float, most: int | None
+    path: Path, tests: list[str], skipped: list[str], jobs: int, until: float, most: int | None
 ) -> Iterator[tuple[Mutant, str]]:
     """Yield each mutant with ``noticed``, ``survived``, ``timed out`` or ``not run`` (by no test)."""
     name = str(path.relative_to(ROOT / "src").with_suffix("")).replace("/", ".")
     source = path.read_bytes()
-    mutants = mutants_of(name, source)
+    mutants = mutants_of(name, source, skipped)
     if most is not None and len(mutants) > most:
         mutants = sorted(random.Random(0).sample(mutants, most), key=lambda m: m.start)
     coverage = _measure(path, tests)
@@ -238,7 +238,7 @@ def run_module(
 
 
 def _in_fork(
-    path: Path, tests: list[str], options: argparse.Namespace, until: float
+    path: Path, tests: list[str], skipped: list[str], options: argparse.Namespace, until: float
 ) -> Iterator[tuple[str, str]]:
     """Run a module's mutants in a process of their own, where its tests and what they import stay loaded."""
     read, write = os.pipe()
@@ -247,7 +247,7 @@ def _in_fork(
         code = 1
         try:
             with os.fdopen(write, "w") as f:
-                for mutant, outcome in run_module(path, tests, options.jobs, until, options.most):
+                for mutant, outcome in run_module(path, tests, skipped, options.jobs, until, options.most):
                     f.write(json.dumps([mutant.name, outcome]) + "\n")
                     f.flush()
             code = 0
@@ -287,8 +287,9 @@ def main() -> None:
         for module, tests in cases["modules"].items():
             if options.modules and not any(part in module for part in options.modules):
                 continue
+            path, skipped = ROOT / "src" / module, cases["not_on_a_cpu"].get(module, [])
             noticed, num, started = 0, 0, time.monotonic()
-            for name, outcome in _in_fork(ROOT / "src" / module, tests, options, until):
+            for name, outcome in _in_fork(path, tests, skipped, options, until):
                 num += 1
                 noticed += outcome in ("noticed", "timed out")
                 if out:

@@ -14,14 +14,17 @@ def softmax(logits: Floats) -> Floats:
     return powers / powers.sum()
 
 
-def row_loss(logits: Floats, p: Floats, kind: str, share: float | None = None) -> float:
+def row_loss(
+    logits: Floats, p: Floats, kind: str, coverage: float = 1.0, share: float | None = None
+) -> float:
     """Return the loss of one row by its definition, token by token.
 
-    ``share`` is the hybrid loss's weight of the KL; None takes that of these logits.
+    ``p`` is the teacher on the draft vocabulary, to which the target gives ``coverage``. ``share`` is the
+    hybrid loss's weight of the KL; None takes that of these logits.
     """
     q = softmax(logits)
     kl = sum(p_v * (math.log(p_v) - math.log(q_v)) for p_v, q_v in zip(p, q, strict=True) if p_v > 0)
-    overlap = sum(min(p_v, q_v) for p_v, q_v in zip(p, q, strict=True))
+    overlap = sum(min(coverage * p_v, q_v) for p_v, q_v in zip(p, q, strict=True))
     if kind == "kl":
         return kl
     if kind == "lk":
@@ -30,15 +33,15 @@ def row_loss(logits: Floats, p: Floats, kind: str, share: float | None = None) -
     return share * kl + (1 - share) * (1 - overlap)
 
 
-def row_gradient(logits: Floats, p: Floats, kind: str) -> Floats:
+def row_gradient(logits: Floats, p: Floats, kind: str, coverage: float = 1.0) -> Floats:
     """Return the derivative by each logit, measured; the hybrid loss's weight is a constant in it."""
-    share = math.exp(-3.0 * sum(np.minimum(p, softmax(logits))))
+    share = math.exp(-3.0 * sum(np.minimum(coverage * p, softmax(logits))))
     step, gradient = 1e-6, np.zeros_like(logits)
     for place in range(len(logits)):
         moved = [logits.copy(), logits.copy()]
         moved[0][place] -= step
         moved[1][place] += step
-        below, above = (row_loss(m, p, kind, share) for m in moved)
+        below, above = (row_loss(m, p, kind, coverage, share) for m in moved)
         gradient[place] = (above - below) / (2 * step)
     return gradient
 

@@ -15,6 +15,7 @@ from tiny import make_spec
 
 SPEC = make_spec()
 LENGTHS = (9, 6, 12)
+Change = Callable[[torch.Tensor], None]  # in place
 
 
 def sample(number: int, length: int) -> TokenizedSample:
@@ -34,11 +35,7 @@ def nothing_outside(norms: Sequence[torch.Tensor]) -> None:
     assert [n.shape for n in norms] == [(length, SPEC.num_aux_layers) for length in LENGTHS]
 
 
-def changed(
-    number: int,
-    aux: Callable[[torch.Tensor], None] | None = None,
-    last: Callable[[torch.Tensor], None] | None = None,
-) -> list[HiddenStates]:
+def changed(number: int, aux: Change | None = None, last: Change | None = None) -> list[HiddenStates]:
     """Return the states of all samples, one of them with its tensors changed."""
     states = captured()
     new_aux, new_last = states[number].aux.clone(), states[number].last.clone()
@@ -56,7 +53,7 @@ def refused(states: Sequence[HiddenStates]) -> str:
     return caught.value.what
 
 
-def put(place: tuple[int, ...] | int, value: float) -> Callable[[torch.Tensor], None]:
+def put(place: tuple[int, ...] | int, value: float) -> Change:
     def change(tensor: torch.Tensor) -> None:
         tensor[place] = value
 
@@ -201,4 +198,5 @@ def test_last_states_are_given_to_the_check_of_last_states() -> None:
     seen = []
     check_states(captured(), SAMPLES, SPEC, nothing_outside, seen.append)  # type: ignore[arg-type]
     (bundle,) = seen
-    assert bundle.last_bounds.tolist() == np.cumsum([0, *(length - 2 for length in LENGTHS)]).tolist()
+    supervised = [int(s.supervised.sum()) for s in SAMPLES]
+    assert bundle.last_bounds.tolist() == np.cumsum([0, *supervised]).tolist()

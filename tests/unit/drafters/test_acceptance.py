@@ -34,6 +34,10 @@ def test_a_token_limit_ends_the_answer(limit: int, rounds: int, accepted: int) -
     assert (result.num_rounds, sum(result.accepted_at)) == (rounds, accepted)
 
 
+def test_a_limit_beyond_the_answers_end_changes_nothing() -> None:
+    assert replay([0, 1, 0], [3, 2, 1], 3, max_new_tokens=9) == replay([0, 1, 0], [3, 2, 1], 3)
+
+
 def test_every_token_of_an_answer_comes_from_one_place() -> None:
     # The first from prefill, and from each round those accepted plus one of the target's.
     generator = torch.Generator().manual_seed(0)

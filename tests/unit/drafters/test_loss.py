@@ -1,18 +1,33 @@
 """The losses are what their papers define, value and gradient: compared with a slow float64 reference."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
 from eyas.drafters.common.loss import LossKind, row_losses
-from slow_reference import row_gradient, row_loss
+from slow_reference import Floats, row_gradient, row_loss
 
 KINDS: tuple[LossKind, ...] = ("kl", "lk", "hybrid")
 WIDTH = 13
 
 
-def references(logits: torch.Tensor, p: torch.Tensor, kind: LossKind) -> list[float]:
-    return [row_loss(x, y, kind) for x, y in zip(logits.double().numpy(), p.double().numpy(), strict=True)]
+ALL = torch.ones(6, dtype=torch.bool)
+COVERAGES = [None, torch.tensor([1.0, 0.9, 0.5, 0.26, 0.1, 0.99])]
+
+
+def each_row(
+    logits: torch.Tensor, p: torch.Tensor, coverage: torch.Tensor | None
+) -> Iterator[tuple[Floats, Floats, float]]:
+    shares = [1.0] * len(logits) if coverage is None else coverage.tolist()
+    yield from zip(logits.double().numpy(), p.double().numpy(), shares, strict=True)
+
+
+def references(
+    logits: torch.Tensor, p: torch.Tensor, kind: LossKind, coverage: torch.Tensor | None = None
+) -> list[float]:
+    return [row_loss(x, y, kind, share) for x, y, share in each_row(logits, p, coverage)]
 
 
 def make_rows(spread: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,27 +40,30 @@ def make_rows(spread: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
-def test_the_loss_of_a_row_is_its_definition(kind: LossKind, spread: float) -> None:
+@pytest.mark.parametrize("coverage", COVERAGES, ids=["all ids", "some ids"])
+def test_the_loss_of_a_row_is_its_definition(
+    kind: LossKind, spread: float, coverage: torch.Tensor | None
+) -> None:
     logits, p = make_rows(spread)
-    found = row_losses(logits, p, torch.ones(6, dtype=torch.bool), kind)
-    expected = [
-        row_loss(x, y, kind) for x, y in zip(logits.double().numpy(), p.double().numpy(), strict=True)
-    ]
+    found = row_losses(logits, p, ALL, coverage, kind)
+    expected = references(logits, p, kind, coverage)
     assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert len({round(x, 4) for x in expected}) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
-def test_the_gradient_of_a_row_is_the_measured_one(kind: LossKind, spread: float) -> None:
+@pytest.mark.parametrize("coverage", COVERAGES, ids=["all ids", "some ids"])
+def test_the_gradient_of_a_row_is_the_measured_one(
+    kind: LossKind, spread: float, coverage: torch.Tensor | None
+) -> None:
     """The weight of the hybrid loss is a constant: no gradient goes through it."""
     logits, p = make_rows(spread, seed=1)
     leaf = logits.clone().requires_grad_(True)
-    row_losses(leaf, p, torch.ones(6, dtype=torch.bool), kind).sum().backward()
+    row_losses(leaf, p, ALL, coverage, kind).sum().backward()
     assert leaf.grad is not None
-    for row in range(6):
-        expected = row_gradient(logits[row].double().numpy(), p[row].double().numpy(), kind)
-        np.testing.assert_allclose(leaf.grad[row].numpy(), expected, rtol=2e-3, atol=2e-5)
+    for found, (x, y, share) in zip(leaf.grad.numpy(), each_row(logits, p, coverage), strict=True):
+        np.testing.assert_allclose(found, row_gradient(x, y, kind, share), rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,7 +71,7 @@ def test_a_row_that_does_not_count_has_neither_loss_nor_gradient(kind: LossKind)
     logits, p = make_rows(1.0)
     counts = torch.tensor([True, False, True, False, False, True])
     leaf = logits.clone().requires_grad_(True)
-    losses = row_losses(leaf, p, counts, kind)
+    losses = row_losses(leaf, p, counts, None, kind)
     losses.sum().backward()
     assert leaf.grad is not None
     assert losses[~counts].tolist() == [0, 0, 0]
@@ -65,7 +83,7 @@ def test_a_row_that_does_not_count_has_neither_loss_nor_gradient(kind: LossKind)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_that_is_the_teacher_has_no_loss(kind: LossKind) -> None:
     logits, _ = make_rows(1.0)
-    losses = row_losses(logits, torch.softmax(logits, -1), torch.ones(6, dtype=torch.bool), kind)
+    losses = row_losses(logits, torch.softmax(logits, -1), ALL, None, kind)
     # The hybrid loss keeps exp(-3) of a KL that is zero.
     assert losses.tolist() == pytest.approx([0] * 6, abs=1e-6)
 
@@ -75,13 +93,13 @@ def test_a_teacher_of_one_token_gives_a_finite_loss(kind: LossKind) -> None:
     logits = torch.zeros(1, WIDTH)
     p = torch.zeros(1, WIDTH)
     p[0, 3] = 1
-    (found,) = row_losses(logits, p, torch.ones(1, dtype=torch.bool), kind).tolist()
+    (found,) = row_losses(logits, p, ALL[:1], None, kind).tolist()
     assert found == pytest.approx(row_loss(np.zeros(WIDTH), p[0].double().numpy(), kind), rel=1e-5)
 
 
 def test_rows_that_do_not_overlap_at_all_have_the_largest_finite_loss() -> None:
     logits = torch.tensor([[200.0, 0.0]])
-    found = row_losses(logits, torch.tensor([[0.0, 1.0]]), torch.ones(1, dtype=torch.bool), "lk")
+    found = row_losses(logits, torch.tensor([[0.0, 1.0]]), ALL[:1], None, "lk")
     assert found.tolist() == pytest.approx([-np.log(1e-6)], rel=1e-5)
 
 
@@ -89,7 +107,7 @@ def test_rows_that_do_not_overlap_at_all_have_the_largest_finite_loss() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_losses_of_16_bit_logits_are_computed_in_32_bits(kind: LossKind, dtype: torch.dtype) -> None:
     logits, p = (x.to(dtype) for x in make_rows(2.0))
-    found = row_losses(logits, p, torch.ones(6, dtype=torch.bool), kind)
+    found = row_losses(logits, p, ALL, None, kind)
     exact = references(logits, p, kind)
     assert found.dtype == torch.float32
     # What rounding the teacher's probabilities does to their sum is in both.

@@ -39,13 +39,14 @@ def exact_logits(teacher: TeacherHead, last: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("chunk", [1, 4, 1024])
 @pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("with_coverage", [False, True])
 def test_targets_are_the_distribution_on_the_draft_vocabulary(
-    teacher: TeacherHead, chunk: int, is_full: bool, monkeypatch: pytest.MonkeyPatch
+    teacher: TeacherHead, chunk: int, is_full: bool, with_coverage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CHUNK_ROWS", chunk)
     last = 3 * torch.randn(R, D)
     ids = torch.arange(V) if is_full else IDS
-    found = teacher_targets(teacher, last, ids, is_full)
+    found = teacher_targets(teacher, last, ids, is_full, with_coverage)
     logits = exact_logits(teacher, last)
     wanted = np.stack([softmax(row[ids.numpy()]) for row in logits])
     np.testing.assert_allclose(found.probabilities.numpy(), wanted, rtol=1e-4, atol=1e-6)
@@ -55,6 +56,13 @@ def test_targets_are_the_distribution_on_the_draft_vocabulary(
     )
     assert found.argmax.tolist() == logits.argmax(-1).tolist()
     assert found.in_draft.tolist() == [i in ids.tolist() for i in logits.argmax(-1).tolist()]
+    if with_coverage and not is_full:
+        assert found.coverage is not None
+        covered = [softmax(row)[ids.numpy()].sum() for row in logits]
+        np.testing.assert_allclose(found.coverage.numpy(), covered, rtol=1e-4)
+        assert min(covered) < 0.5 < max(covered)
+    else:
+        assert found.coverage is None
     assert is_full or set(found.in_draft.tolist()) == {True, False}
 
 
@@ -63,7 +71,7 @@ def test_mass_and_entropy_are_those_of_probabilities_that_were_rounded_to_16_bit
     teacher: TeacherHead, dtype: torch.dtype
 ) -> None:
     last = (3 * torch.randn(R, D)).to(dtype)
-    found = teacher_targets(teacher.to(torch.device("cpu"), dtype), last, IDS, False)
+    found = teacher_targets(teacher.to(torch.device("cpu"), dtype), last, IDS, False, True)
     assert found.probabilities.dtype == dtype
     assert found.mass.dtype == found.negative_entropy.dtype == torch.float32
     p = found.probabilities.double()
@@ -76,6 +84,6 @@ def test_mass_and_entropy_are_those_of_probabilities_that_were_rounded_to_16_bit
 
 
 def test_no_rows_have_no_targets(teacher: TeacherHead) -> None:
-    found = teacher_targets(teacher, torch.empty(0, D), IDS, False)
+    found = teacher_targets(teacher, torch.empty(0, D), IDS, False, True)
     assert found.probabilities.shape == (0, len(IDS))
     assert len(found.mass) == len(found.argmax) == len(found.in_draft) == 0
