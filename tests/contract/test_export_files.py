@@ -193,3 +193,74 @@ def test_a_draft_of_a_part_of_the_ids_without_a_map_is_refused(tmp_path: Path) -
     change_tensors(tmp_path, d2t=None)
     with pytest.raises(EyasError, match="drafts 10 of 50 ids but has no d2t"):
         load_export(tmp_path, draft.embed_tokens.weight)
+
+
+def test_every_key_of_the_speculators_form_has_the_value_of_the_draft(tmp_path: Path) -> None:
+    from eyas.drafters.eagle3.export import speculators_config
+
+    spec = make_spec(dtype="bfloat16", intermediate_size=24, head_dim=8)
+    export(tmp_path, spec, PARTIAL)
+    native = config_of(tmp_path)
+    found = speculators_config(native)
+    layer = found.pop("transformer_layer_config")
+    assert layer == {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": 50,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "num_aux_hidden_states": 3,
+    }
+    assert found == {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 3,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": "fake", "architectures": ["LlamaForCausalLM"]},
+        },
+        "draft_vocab_size": 10,
+        "target_hidden_size": 16,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "eyas": native["eyas"],
+    }
+
+
+@pytest.mark.parametrize(("num_tensors", "is_refused"), [(11, True), (12, False)])
+def test_more_layers_than_tensors_are_refused_before_they_are_made(
+    tmp_path: Path, num_tensors: int, is_refused: bool
+) -> None:
+    draft = export(tmp_path, make_spec(), PARTIAL)
+    names = {n for n in load_file(tmp_path / "model.safetensors") if n not in ("d2t", "t2d")}
+    config = config_of(tmp_path) | {"num_hidden_layers": len(names) + (12 - num_tensors)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    what = "layers in" if is_refused else "unknown or missing tensors"
+    with pytest.raises(EyasError, match=what):
+        load_export(tmp_path, draft.embed_tokens.weight)
