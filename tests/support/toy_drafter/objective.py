@@ -17,7 +17,7 @@ from toy_drafter.model import ToyDraft
 @dataclass(frozen=True)
 class ToyPlan:
     """rows [R], at which a round can start; drawn [R] bool, those that are trained; teacher [R, S], each
-    token's index among the supervised positions; judged [R, S], whether it and all tokens before it have one."""
+    token's index among the supervised positions; judged [R, S], whether it and those before it have one."""
 
     rows: torch.Tensor
     drawn: torch.Tensor
