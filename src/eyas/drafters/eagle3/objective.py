@@ -76,7 +76,7 @@ class PlainObjective(_Sums, AutogradObjective):
 
     def backward(self, batch: Batch) -> torch.Tensor:
         result = self._unroll(batch, self.recompute)
-        result.loss.backward()  # type: ignore[no-untyped-call]
+        result.loss.backward()
         return pack_sums(result)
 
     @torch.no_grad()
