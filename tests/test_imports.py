@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands": {"config", "stages", "plan", "capture", "report", "serving"},
     "stages": {
         "config", "targets", "data", "engines", "store", "drafters", "train", "export", "evaluate", "scale",
-        "trackers", "plan", "capture", "report", "serving",
+        "trackers", "plan", "capture", "report", "serving", "regeneration",
     },
     "plan": {"stages", "config", "targets", "data", "engines", "store", "drafters", "train", "capture"},
     "capture": {"stages", "config", "targets", "data", "engines", "store", "drafters", "train", "scale", "trackers"},
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "targets": set(),
     "data": set(),
+    "regeneration": {"data", "engines.base"},
     "engines": {"targets.config", "targets.weights"},
     "store": set(),
     "kernels": {"drafters.common.loss"},

@@ -5,6 +5,7 @@ Preparing, training and exporting need the description and three tensors; only a
 
 import os
 from pathlib import Path
+from typing import Any
 
 from eyas.errors import UserError
 from eyas.files import atomic_folder, fingerprint, write_json
@@ -24,7 +25,12 @@ _NAMES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "additional_chat_templates/tool_use.jinja",
+    "additional_chat_templates/rag.jinja",
 )
+_MORE_TEMPLATES = "additional_chat_templates"
 
 
 def cache_folder() -> Path:
@@ -42,16 +48,18 @@ def describe_url(url: str) -> Path:
     url = url.rstrip("/")
     fs, root = open_url(url)
     folder = cache_folder() / f"at-{fingerprint(url)}"
-    try:
-        listed = [str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(root, detail=False)]
-    except unreachable(NotImplementedError):
-        listed = []
+    listed = _listed(fs, root)
+    if _MORE_TEMPLATES in listed:
+        found = _listed(fs, f"{root.rstrip('/')}/{_MORE_TEMPLATES}")
+        listed += [f"{_MORE_TEMPLATES}/{name}" for name in found if name.endswith(".jinja")]
     code = [name for name in listed if name.endswith(".py")]
+    templates = [name for name in listed if name.startswith(f"{_MORE_TEMPLATES}/")]
     try:
         with atomic_folder(folder) as beside:
-            for name in (*_NAMES, *code):
+            for name in dict.fromkeys((*_NAMES, *templates, *code)):
                 path = f"{root.rstrip('/')}/{name}"
                 if name in listed or (not listed and fs.exists(path)):
+                    (beside / name).parent.mkdir(exist_ok=True)
                     (beside / name).write_bytes(fs.cat_file(path))
             if not (beside / "config.json").is_file():
                 raise UserError(
@@ -64,6 +72,14 @@ def describe_url(url: str) -> Path:
             hint="check the address, the network and your credentials",
         ) from None
     return folder
+
+
+def _listed(fs: Any, path: str) -> list[str]:
+    """Return the names in a folder; none where a plain web server lists nothing."""
+    try:
+        return [str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(path, detail=False)]
+    except unreachable(NotImplementedError):
+        return []
 
 
 def describe_hub(model: str, revision: str | None) -> Path:

@@ -8,8 +8,9 @@ from data_support import CHATML, make_tokenizer, spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.data.chat import ChatRenderer, RenderError
-from eyas.data.row_formats import RenderedText, TokenRow
+from eyas.data.chat import ChatRenderer
+from eyas.data.records import RenderedText, TokenRow
+from eyas.data.render_error import RenderError
 from eyas.types import Conversation, Message
 
 _BODY = "{{ '<|im_start|>' + m.role + '\n' }}"

@@ -221,17 +221,17 @@ def test_a_torn_journal_keeps_all_but_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     first = AnswerJournal(path)
     for i in range(3):
-        first.add(Completion(f"é{i}", (i, 7), "stop"))
+        first.add(Completion(f"é{i}", (i, 7), "stop"), (1, i))
     first.close()
     path.write_bytes(path.read_bytes()[:-4])
     again = AnswerJournal(path)
     assert len(again) == 2
-    assert "é2" not in again
-    again.add(Completion("é2", (9,), "length"))
+    assert not again.holds("é2", (1, 2))
+    again.add(Completion("é2", (9,), "length"), (1, 2))
     assert again.read("é2") == Completion("é2", (9,), "length")
     assert again.read("é0") == Completion("é0", (0, 7), "stop")
     with pytest.raises(EyasError, match="answered twice"):
-        again.add(Completion("é0", (1,), "stop"))
+        again.add(Completion("é0", (1,), "stop"), (1, 0))
     again.close()
     third = AnswerJournal(path)
     assert len(third) == 3

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from eyas.data.row_formats import Parsed, RenderedText, TokenRow, parse_row
+from eyas.data.records import RenderedText, TokenRow
+from eyas.data.row_formats import Parsed, parse_row
 from eyas.data.sources import Drop, Row
 from eyas.types import Conversation, Message
 
