@@ -48,7 +48,10 @@ class Message:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields; ``trained`` only where it is False, so that other hashes do not change."""
-        return {key: value for key, value in vars(self).items() if key != "trained" or not value}
+        values = dict(vars(self))
+        if self.trained:
+            del values["trained"]
+        return values
 
     def for_template(self) -> dict[str, Any]:
         """Return the dict that chat templates read."""

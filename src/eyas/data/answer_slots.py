@@ -4,7 +4,7 @@ from eyas.types import Conversation
 
 
 def answer_slots(conversation: Conversation) -> list[int]:
-    """Return the indices of the messages that the target answers: trained answers, and the one after the last.
+    """Return the indices of the messages that the target writes: trained answers, and one after the last.
 
     An answer that is context only stays as it is: a later prompt holds the text that the data has there.
     """

@@ -19,6 +19,10 @@ def read_message(
     """
     if not isinstance(value, Mapping):
         raise BadRow("bad_shape")
+    if len(value) == 2 and not role_map and not ignored:
+        role, text = value.get("role"), value.get("content")
+        if role in ROLES and isinstance(text, str):
+            return Message(role, text)  # most messages: nothing in them needs interpretation
     fields = Fields(value, ignored)
     name, content = fields.take("role", "from"), fields.take("content", "value")
     calls, older_call = fields.take("tool_calls"), fields.take("function_call")

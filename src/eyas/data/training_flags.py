@@ -1,7 +1,7 @@
 """Keys that say what is learnt: known ones are obeyed, and what cannot be obeyed refuses the row.
 
-Sources: weight of 0 or 1 (OpenAI, Together, Mistral, Fireworks), train and train_detail (axolotl), loss (XTuner,
-ms-swift), masked (torchtune), step_loss_mask (slime), mask with the name of a role (NeMo).
+Sources: weight of 0 or 1 (OpenAI, Together, Mistral, Fireworks), train and train_detail (axolotl),
+loss (XTuner, ms-swift), masked (torchtune), step_loss_mask (slime), mask with the name of a role (NeMo).
 """
 
 import re

@@ -53,7 +53,8 @@ def regenerate(context: RunContext) -> None:
         f"{counts.get('held_out_supervised_tokens', 0):,} held out"
     )
     if answerer.journal.num_other_prompts:
-        say(f"  warning: {answerer.journal.num_other_prompts:,} earlier answers were given to other prompts and "
+        num = answerer.journal.num_other_prompts
+        say(f"  warning: {num:,} earlier answers were given to other prompts and "
             "were asked again: the template renders otherwise now, such as with another date")  # fmt: skip
     if answerer.num_retokenized:
         say(f"  warning: {answerer.num_retokenized:,} answers came back as text and were tokenized again; "
