@@ -16,11 +16,7 @@ def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
         f"{counts.get('held_out_conversations', 0):,} held out, {sum(drops.values()):,} dropped"
     )
     yield f"  shapes: {_counted(manifest['shapes'])}"
-    yield f"  columns not used: {_counted(manifest['unused_columns']) or 'none'}"
-    if manifest["unused_message_keys"]:
-        yield f"  message keys not used: {_counted(manifest['unused_message_keys'])}"
-    if manifest["unused_files"]:
-        yield f"  no data, not read: {_named(manifest['unused_files'])}"
+    yield from unused_lines(manifest)
     for reason, number in list(drops.items())[:_REASONS_SHOWN]:
         yield f"  dropped: {reason} ({number:,})"
     if len(drops) > _REASONS_SHOWN:
@@ -37,6 +33,15 @@ def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
             "  warning: nothing is held out for validation; "
             "raise data.validation_fraction or add conversations"
         )
+
+
+def unused_lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines on what the sources hold and nobody read; also of data that is refused."""
+    yield f"  columns not used: {_counted(facts['unused_columns']) or 'none'}"
+    if facts["unused_message_keys"]:
+        yield f"  message keys not used: {_counted(facts['unused_message_keys'])}"
+    if facts["unused_files"]:
+        yield f"  no data, not read: {_named(facts['unused_files'])}"
 
 
 def _counted(numbers: Mapping[str, int]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from eyas.data.block_samples import check_prompts, samples_of, warnings_of
 from eyas.data.chat import ChatRenderer
 from eyas.data.enough import check_enough
-from eyas.data.prepare_summary import summary_lines
+from eyas.data.prepare_summary import summary_lines, unused_lines
 from eyas.data.prepared import PreparedWriter, is_whole
 from eyas.data.read_records import read_blocks
 from eyas.data.sources import Drop, source_fingerprint
@@ -39,6 +39,8 @@ def prepare(context: RunContext) -> None:
         # A data set that was refused leaves its list of drops, and nothing that looks like data.
         (folder / "drops.jsonl").replace(failed_drops)
         rmtree(folder)
+        for line in unused_lines(tally.facts()):
+            say(line)
         raise
     finish(context, "prepare", manifest["fingerprint"], counts=manifest["counts"], drops=manifest["drops"])
     for line in summary_lines(manifest):
