@@ -14,6 +14,7 @@ from eyas.files import read_json
 Template = str | dict[str, str]
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+ADDITIONAL = "additional_chat_templates"
 
 
 def served_template(folder: Path, tokenizers: Template | None) -> Template | None:
@@ -25,12 +26,21 @@ def served_template(folder: Path, tokenizers: Template | None) -> Template | Non
     processors = _processors_template(folder)
     if processors is None or tokenizers is None:
         return tokenizers or processors
-    if processors == tokenizers or not any((folder / name).is_file() for name in _PROCESSOR_FILES):
+    if processors == tokenizers or not _has_processor(folder):
         return tokenizers
     if isinstance(tokenizers, str):
         return {"default": processors, "tool_use": tokenizers}
     with_tools = tokenizers.get("tool_use", tokenizers.get("default", processors))
     return {**tokenizers, "default": processors, "tool_use": with_tools}
+
+
+def _has_processor(folder: Path) -> bool:
+    """Return whether a server finds a processor, and can load it.
+
+    transformers refuses a processor of chat_template.json with additional templates; vLLM then has the tokenizer.
+    """
+    loads = not ((folder / "chat_template.json").is_file() and any((folder / ADDITIONAL).glob("*.jinja")))
+    return loads and any((folder / name).is_file() for name in _PROCESSOR_FILES)
 
 
 def _processors_template(folder: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from eyas.errors import UserError
 from eyas.files import atomic_folder, fingerprint, write_json
+from eyas.targets.chat_template import ADDITIONAL
 from eyas.targets.files import ELSEWHERE, open_url, unreachable
 
 # What describes a target and is not listed by a plain web server.
@@ -30,7 +31,6 @@ _NAMES = (
     "additional_chat_templates/tool_use.jinja",
     "additional_chat_templates/rag.jinja",
 )
-_MORE_TEMPLATES = "additional_chat_templates"
 
 
 def cache_folder() -> Path:
@@ -49,11 +49,11 @@ def describe_url(url: str) -> Path:
     fs, root = open_url(url)
     folder = cache_folder() / f"at-{fingerprint(url)}"
     listed = _listed(fs, root)
-    if _MORE_TEMPLATES in listed:
-        found = _listed(fs, f"{root.rstrip('/')}/{_MORE_TEMPLATES}")
-        listed += [f"{_MORE_TEMPLATES}/{name}" for name in found if name.endswith(".jinja")]
+    if ADDITIONAL in listed:
+        found = _listed(fs, f"{root.rstrip('/')}/{ADDITIONAL}")
+        listed += [f"{ADDITIONAL}/{name}" for name in found if name.endswith(".jinja")]
     code = [name for name in listed if name.endswith(".py")]
-    templates = [name for name in listed if name.startswith(f"{_MORE_TEMPLATES}/")]
+    templates = [name for name in listed if name.startswith(f"{ADDITIONAL}/")]
     try:
         with atomic_folder(folder) as beside:
             for name in dict.fromkeys((*_NAMES, *templates, *code)):
