@@ -5,11 +5,9 @@ Preparing, training and exporting need the description and three tensors; only a
 
 import os
 from pathlib import Path
-from typing import Any
 
 from eyas.errors import UserError
 from eyas.files import atomic_folder, fingerprint, write_json
-from eyas.targets.chat_template import ADDITIONAL
 from eyas.targets.files import ELSEWHERE, open_url, unreachable
 
 # What describes a target and is not listed by a plain web server.
@@ -26,10 +24,6 @@ _NAMES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
-    "processor_config.json",
-    "preprocessor_config.json",
-    "additional_chat_templates/tool_use.jinja",
-    "additional_chat_templates/rag.jinja",
 )
 
 
@@ -48,18 +42,16 @@ def describe_url(url: str) -> Path:
     url = url.rstrip("/")
     fs, root = open_url(url)
     folder = cache_folder() / f"at-{fingerprint(url)}"
-    listed = _listed(fs, root)
-    if ADDITIONAL in listed:
-        found = _listed(fs, f"{root.rstrip('/')}/{ADDITIONAL}")
-        listed += [f"{ADDITIONAL}/{name}" for name in found if name.endswith(".jinja")]
+    try:
+        listed = [str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(root, detail=False)]
+    except unreachable(NotImplementedError):
+        listed = []
     code = [name for name in listed if name.endswith(".py")]
-    templates = [name for name in listed if name.startswith(f"{ADDITIONAL}/")]
     try:
         with atomic_folder(folder) as beside:
-            for name in dict.fromkeys((*_NAMES, *templates, *code)):
+            for name in (*_NAMES, *code):
                 path = f"{root.rstrip('/')}/{name}"
                 if name in listed or (not listed and fs.exists(path)):
-                    (beside / name).parent.mkdir(exist_ok=True)
                     (beside / name).write_bytes(fs.cat_file(path))
             if not (beside / "config.json").is_file():
                 raise UserError(
@@ -72,14 +64,6 @@ def describe_url(url: str) -> Path:
             hint="check the address, the network and your credentials",
         ) from None
     return folder
-
-
-def _listed(fs: Any, path: str) -> list[str]:
-    """Return the names in a folder; none where a plain web server lists nothing."""
-    try:
-        return [str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(path, detail=False)]
-    except unreachable(NotImplementedError):
-        return []
 
 
 def describe_hub(model: str, revision: str | None) -> Path:

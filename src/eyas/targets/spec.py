@@ -12,7 +12,6 @@ from eyas.config.schema import TargetSettings
 from eyas.errors import UserError
 from eyas.layer_ids import check_aux_layer_ids, default_aux_layer_ids
 from eyas.targets.architectures import Family, family_of
-from eyas.targets.chat_template import Template, served_template
 from eyas.targets.config import latent_attention, read_config
 from eyas.targets.weights import Weights
 from eyas.types import TargetSpec
@@ -34,7 +33,6 @@ def read_tokenizer(folder: Path, trust_remote_code: bool = False) -> PreTrainedT
             if "trust_remote_code" in str(error)
             else "a target folder needs tokenizer.json (or its tokenizer's own files)",
         ) from None
-    tokenizer.chat_template = served_template(folder, tokenizer.chat_template)
     if not tokenizer.chat_template:
         raise UserError(
             f"the tokenizer in {folder} has no chat template, so this is not a chat model",
@@ -89,7 +87,7 @@ def read_target(folder: Path, settings: TargetSettings) -> TargetSpec:
         tied_head=_is_tied(weights, config, text),
         eos_token_ids=_eos_token_ids(folder, tokenizer, text.eos_token_id),
         tokenizer_fingerprint=_fingerprint_files(folder, _TOKENIZER_FILES),
-        template_fingerprint=_fingerprint_template(tokenizer.chat_template),
+        template_fingerprint=hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16],
         weights_fingerprint=_fingerprint_weights(weights),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -154,12 +152,6 @@ def _eos_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase, configured:
     if not ids:
         raise UserError(f"{folder} names no end-of-turn token", hint="add eos_token_id to its config.json")
     return tuple(sorted(ids))
-
-
-def _fingerprint_template(template: Template) -> str:
-    """Identify a template, or named ones in whatever order a folder lists them."""
-    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _fingerprint_files(folder: Path, names: tuple[str, ...]) -> str:
