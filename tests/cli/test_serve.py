@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from eyas.stages import serve as serve_module
 from machine import free_port
 from pipeline import Screen, change_json, eyas, write_run
 from tiny import make_target
+
+from eyas.stages import serve as serve_module
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def supported(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from eyas.engines.vllm import versions
 
     started: list[Any] = []
-    monkeypatch.setattr(versions, "check_draft_support", lambda spec: None)
+    monkeypatch.setattr(versions, "check_draft_support", lambda spec, kind: None)
     monkeypatch.setattr(serve_module.os, "execvp", lambda file, words: started.append((file, words)))
     return started
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from batched_decode import decode
-
-from eyas.evaluate.decode import DraftChain, decode_speculative
-from eyas.train.loop import Trainer
 from tiny import answered_states, make_trainer
+
+from eyas.drafters.eagle3.propose import DraftChain
+from eyas.evaluate.decode import decode_speculative
+from eyas.train.loop import Trainer
 
 LIMIT = 24
 

@@ -15,15 +15,16 @@ from typing import Any
 
 import httpx
 import pytest
-
-from eyas.config.load import load_config
-from eyas.config.schema import VllmSettings
-from eyas.engines.transformers import TransformersEngine
-from eyas.stages.run_context import RunContext
 from machine import free_port, wait_until
 from metrics_server import SGLangServer
 from pipeline import eyas, write_prompts, write_run
 from tiny import spec_of, write_jsonl
+
+from eyas.config.load import load_config
+from eyas.config.schema import VllmSettings
+from eyas.drafters.eagle3 import vllm
+from eyas.engines.transformers import TransformersEngine
+from eyas.stages.run_context import RunContext
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("vllm")]
@@ -182,6 +183,7 @@ def test_the_logits_that_judge_a_difference_are_the_targets_own(
         spec,
         draft=None,
         num_draft_tokens=0,
+        kind=vllm,
         settings=VllmSettings(),
         max_length=64,
         max_concurrency=2,

@@ -22,7 +22,7 @@ from eyas.data.sources import Drop, read_source
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.export.read import read_draft
 from eyas.files import seal
-from eyas.stages.stage_records import read_record
+from eyas.run_folder import read_record
 from eyas.store.journal import last_attempts, read_journal, repair_journal
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore, ShardWriter
@@ -220,7 +220,9 @@ GENUINE: dict[str, Callable[[], bytes]] = {
             }
         )
     ).encode(),
-    "stage record": lambda: json.dumps(seal({"stage": "x", "inputs": {}, "done": True})).encode(),
+    "stage record": lambda: json.dumps(
+        seal({"stage": "x", "format": 2, "inputs": {}, "done": True})
+    ).encode(),
     "target weights": lambda: save({"model.embed_tokens.weight": torch.ones(2, 3)}),
     "target index": lambda: b'{"weight_map": {"a.weight": "model-00001-of-00001.safetensors"}}',
 }  # fmt: skip

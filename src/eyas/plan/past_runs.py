@@ -6,8 +6,8 @@ import yaml
 
 from eyas.errors import EyasError
 from eyas.plan.measure_rates import VALIDATION_COST
+from eyas.run_folder import FOLDERS, STAGES, read_record
 from eyas.stages.run_context import RunContext
-from eyas.stages.stage_records import FOLDERS, STAGES, read_record
 
 
 def earlier_rates(context: RunContext) -> dict[str, tuple[float, str]]:

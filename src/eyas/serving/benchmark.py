@@ -17,6 +17,7 @@ import eyas
 from eyas.data.answer_slots import answer_slots
 from eyas.data.benchmarks import read_benchmark
 from eyas.data.render_error import RenderError
+from eyas.drafters.serving import vllm_file
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.decoder_base import Decoder, Served
 from eyas.engines.endpoint_decoder import EndpointDecoder
@@ -144,6 +145,7 @@ def _start_vllm(context: RunContext, k: int, max_length: int) -> Any:
         context.spec,
         draft=context.folder("export") if k else None,
         num_draft_tokens=k,
+        kind=vllm_file(context.config.draft.architecture),
         settings=context.config.vllm,
         max_length=max_length,
         max_concurrency=max(context.config.evaluate.concurrency),
