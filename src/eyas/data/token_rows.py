@@ -8,7 +8,7 @@ from eyas.data.fields import BadRow, Fields
 from eyas.data.records import TokenRow
 
 # loss_mask (eyas), assistant_masks (transformers' return_assistant_tokens_mask, TRL), completion_mask (TRL).
-_MASK_KEYS = ("loss_mask", "assistant_masks", "assistant_mask", "assistant_tokens_mask", "completion_mask")
+MASK_KEYS = ("loss_mask", "assistant_masks", "assistant_mask", "assistant_tokens_mask", "completion_mask")
 # What transformers' losses leave out.
 _NO_LABEL = -100
 
@@ -19,7 +19,7 @@ def read_token_row(fields: Fields, row_id: str, place: str) -> TokenRow:
     Raises: BadRow with the reason for which the row is dropped.
     """
     ids = fields.take("input_ids")
-    masks = [fields.take(key) for key in _MASK_KEYS if fields.has(key)]
+    masks = [fields.take(key) for key in MASK_KEYS if fields.has(key)]
     labels, attention = fields.take("labels"), fields.take("attention_mask")
     if not masks and labels is None:
         raise BadRow("missing_loss_mask")
