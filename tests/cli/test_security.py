@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from tiny import make_spec, make_tokenizer, spec_of
 
 import eyas as package
-from eyas.data.chat import ChatRenderer, RenderError
+from eyas.data.chat import ChatRenderer
+from eyas.data.render_error import RenderError
 from eyas.engines.endpoint import EndpointEngine
 from eyas.engines.vllm.server_session import ServerSession
 from eyas.errors import ContractError, UserError

@@ -5,6 +5,7 @@ refused in words. Whatever else it does is a bug. ``GENUINE`` holds what each re
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -91,7 +92,7 @@ def read_token_rows(data: bytes, folder: Path) -> None:
     path = folder / "rows.jsonl"
     path.write_bytes(data)
     for number, row in _rows(path):
-        _sample(path, number, row, 64)
+        _sample(path, number, row, 64, Counter())
 
 
 def read_draft_config(data: bytes, folder: Path) -> None:
