@@ -7,6 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from eyas.config.paths import expand_paths
 from eyas.config.schema import RunConfig
 from eyas.config.secrets import refuse_secrets
 from eyas.errors import UserError, did_you_mean
@@ -56,6 +57,7 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         if key not in sections and not any(key == k or key.startswith(f"{k}.") for k in known):
             raise _unknown(key)
     refuse_secrets(flatten(values))
+    expand_paths(values)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
