@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from eyas.targets.spec import read_tokenizer
+from eyas.targets.tokenizer import read_tokenizer
 from pipeline import eyas, write_jsonl, write_run
 
 SHIFTS = {-1: "before", 1: "behind"}

@@ -22,6 +22,9 @@ class TargetSettings(Section):
         None, description="ids L = stream after L layers; default [2, n//2, n-3]"
     )
     trust_remote_code: bool = Field(False, description="allow code from the model folder")
+    fingerprint: Literal["sampled", "full"] = Field(
+        "sampled", description="what identifies the weights: bytes of every tensor, or all bytes (slow)"
+    )
 
 
 class WeightedSource(Section):

@@ -28,7 +28,7 @@ def export(context: RunContext) -> None:
         "target": context.spec.fingerprint,
         "export": context.config.export.model_dump(mode="json"),
     }
-    check_same_target(checkpoint.spec, context.spec)
+    check_same_target(checkpoint.spec, context.spec_like(checkpoint.spec.weights_fingerprint))
     folder = context.folder("export")
     if not begin(context, "export", inputs, lambda: is_whole(context)):
         return

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.config.flags import EXTRACT_FLAGS
+from eyas.config.schema import TargetSettings
 from eyas.errors import UserError, did_you_mean
-from eyas.files import read_json
 from eyas.layer_ids import check_aux_layer_ids, from_output_of
 from eyas.progress import say
-from eyas.targets.resolve_model import locate
+from eyas.targets.resolve_model import locate_config
+from eyas.targets.spec import read_outline
 
 CONVENTIONS = ("eyas", "output-of")
 
@@ -62,8 +63,5 @@ def _layer_ids(given: Mapping[str, Any], numbers: list[str]) -> tuple[int, ...] 
 
 
 def _num_layers(model: str) -> int:
-    config = read_json(locate(model) / "config.json")
-    text = config.get("text_config", config)
-    if "num_hidden_layers" not in text:
-        raise UserError(f"the config.json of {model} names no num_hidden_layers")
-    return int(text["num_hidden_layers"])
+    folder, _ = locate_config(model)
+    return read_outline(folder, TargetSettings(model=model)).num_layers

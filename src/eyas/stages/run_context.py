@@ -22,7 +22,8 @@ from eyas.stages.stage_records import FOLDERS, STAGES, read_record
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
 from eyas.targets.resolve_model import locate, locate_description
-from eyas.targets.spec import read_target, read_tokenizer
+from eyas.targets.spec import as_recorded, read_target
+from eyas.targets.tokenizer import read_tokenizer
 from eyas.types import TargetSpec
 
 
@@ -47,6 +48,10 @@ class RunContext:
     @cached_property
     def spec(self) -> TargetSpec:
         return read_target(self.target_folder, self.config.target)
+
+    def spec_like(self, weights_fingerprint: str) -> TargetSpec:
+        """Return ``spec`` so that it compares with a record of that fingerprint, be it of eyas 0.1."""
+        return as_recorded(self.spec, weights_fingerprint, self.target_folder)
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -6,7 +6,7 @@ shape and place, then the tensors.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -95,8 +95,8 @@ class Weights:
 
     def check_complete(self) -> None:
         """Raise UserError naming the first file that is missing or shorter than its header says."""
-        for file in self.file_names:
-            if self.files.size(file) is None:
+        for file, size in zip(self.file_names, self.files.map(self.files.size, self.file_names), strict=True):
+            if size is None:
                 held = sum(f == file for f in self.file_of.values())
                 raise UserError(
                     f"{self.files.where} lacks {file}, which holds {held} of the target's tensors",
@@ -105,6 +105,26 @@ class Weights:
         if isinstance(self.files, LocalFiles):  # elsewhere it would be a request a file
             for file in self.file_names:
                 self.header(file)
+
+    def entries(self) -> dict[str, Entry]:
+        """Return the place of every tensor. Raises: UserError as ``entry`` does."""
+        list(self.files.map(self.header, self.file_names))
+        return {name: self.entry(name) for name in self.file_of}
+
+    def read_pieces(self, pieces: Iterable[tuple[str, int, int]]) -> Iterator[bytearray]:
+        """Yield bytes ``start`` to ``stop`` of a tensor for each (name, start, stop), in order.
+
+        Raises: UserError when a file ends too early.
+        """
+        return self.files.map(self._read_piece, pieces)
+
+    def _read_piece(self, piece: tuple[str, int, int]) -> bytearray:
+        name, start, stop = piece
+        begin, file = self.entry(name).start, self.file_of[name]
+        data = self.files.read(file, begin + start, begin + stop)
+        if len(data) != stop - start:
+            raise self._damaged(file, "it ends too early")
+        return data
 
     def entry(self, name: str) -> Entry:
         """Return a tensor's place. Raises: UserError when the tensor or its file is missing or damaged."""
