@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from eyas.errors import UserError
 from eyas.files import read_json
+from eyas.targets.remote import TEMPLATES
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -105,20 +106,19 @@ def _served_template(folder: Path, own: Any) -> Any:
 
 
 def _processor_template(folder: Path) -> str | None:
-    """Return the template of a processor of several modalities that is its own, and not the tokenizer's too.
+    """Return the template that is a processor's and not the tokenizer's; chat_template.jinja is both's.
 
     Raises: UserError when its file is damaged.
     """
-    # processor_config.json wins over both files; chat_template.jinja is the tokenizer's as well.
-    for name in ("processor_config.json", "chat_template.json"):
-        if name == "chat_template.json" and (folder / "chat_template.jinja").is_file():
-            return None
+    for name in ("processor_config.json", "chat_template.json"):  # in the order in which they win
         if template := _json(folder / name).get("chat_template"):
             if not isinstance(template, str):
                 raise UserError(
                     f"chat_template in {folder / name} is not text",
                     hint="write the server's template as chat_template.jinja",
                 )
+            if name == "chat_template.json" and (folder / TEMPLATES).is_dir():
+                return None  # transformers refuses the two together, and vLLM takes the tokenizer's
             return template
     return None
 
