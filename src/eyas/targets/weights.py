@@ -22,6 +22,7 @@ PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
 _AGAIN = "download the model again"
 _MAX_HEADER_BYTES = 1 << 28
+_FIRST_READ = 1 << 18
 
 
 class Weights:
@@ -167,11 +168,13 @@ class Weights:
         if size is None:
             holds = f", which holds {wanted}" if wanted else ""
             raise UserError(f"{self.files.where} lacks {file}{holds}", hint=_AGAIN)
-        length = int.from_bytes(self.files.read(file, 0, 8), "little")
+        begin = self.files.read(file, 0, min(size, _FIRST_READ))  # most headers in one request
+        length = int.from_bytes(begin[:8], "little")
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
             raise self._damaged(file, "its header is not that of a safetensors file")
         try:
-            entries, _ = parse_header(self.files.read(file, 8, 8 + length))
+            rest = self.files.read(file, len(begin), 8 + length) if 8 + length > len(begin) else b""
+            entries, _ = parse_header(begin[8 : 8 + length] + rest)
         except ValueError:
             raise self._damaged(file, "its header cannot be read") from None
         end = max((e.stop for e in entries.values()), default=8 + length)
