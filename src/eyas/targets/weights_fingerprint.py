@@ -22,6 +22,7 @@ _SAMPLE_BYTES = 4096
 _EXPERTS_A_SAMPLE = 64
 _BLOCK_BYTES = 8 << 20
 _EXPERT = re.compile(r"(?:^|\.)experts\.(\d+)\.")
+_ALL_EXPERTS = re.compile(r"(?:^|\.)experts\.(?!\d)")  # one tensor with all experts of a layer: [experts, ...]
 
 
 def fingerprint_weights(weights: Weights, way: Way) -> str:
@@ -73,8 +74,8 @@ def _samples(entries: Mapping[str, Entry]) -> Iterator[tuple[str, int, int]]:
     for name in sampled_names(entries):
         entry = entries[name]
         size = entry.stop - entry.start
-        fused = entry.shape[0] if "experts" in name and len(entry.shape) > 1 else 1
-        for number in range(-(-fused // _EXPERTS_A_SAMPLE)):
+        num_experts = entry.shape[0] if _ALL_EXPERTS.search(name) and entry.shape else 1
+        for number in range(-(-num_experts // _EXPERTS_A_SAMPLE)):
             start = _number(f"{name}\0{number}") % (max(0, size - _SAMPLE_BYTES) + 1)
             yield name, start, min(size, start + _SAMPLE_BYTES)
 

@@ -1,9 +1,11 @@
 """The fingerprint of a target's weights sees a fine-tune, wherever they are stored, at little cost."""
 
 import json
+import math
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from tiny import make_target, spec_of
 
 from eyas.config.schema import TargetSettings
+from eyas.safetensors_io import Entry
 from eyas.targets.files import ELSEWHERE
 from eyas.targets.spec import as_recorded, read_target
 from eyas.targets.weights import Weights
 from eyas.targets.weights_fingerprint import (
     _fingerprint_of_0_1,
+    _samples,
     fingerprint_weights,
     sampled_names,
     way_of,
@@ -77,6 +81,18 @@ def test_one_expert_in_64_of_each_layer_is_sampled_and_never_none() -> None:
         assert len({n.split(".experts.")[1] for n in chosen}) > min(number, 20) / 4, "not the same of each layer"
     shared = ["model.layers.0.mlp.shared_experts.up_proj.weight", "model.layers.0.mlp.gate.weight"]
     assert set(shared) <= set(sampled_names([*shared, *experts(1, 384)]))
+
+
+def test_a_tensor_costs_one_sample_and_one_of_many_experts_one_for_64() -> None:
+    names = {
+        "model.embed_tokens.weight": (163840, 8),
+        "model.layers.0.mlp.shared_experts.up_proj.weight": (2048, 8),
+        "model.layers.0.mlp.experts.0.up_proj.weight": (2048, 8),
+        "model.layers.1.mlp.experts.gate_up_proj": (128, 8, 8),
+    }
+    entries = {name: Entry("BF16", shape, 0, 2 * math.prod(shape)) for name, shape in names.items()}
+    counts = Counter(name for name, _, _ in _samples(entries))
+    assert [counts[name] for name in names] == [1, 1, 1, 2]
 
 
 def test_experts_in_one_tensor_are_sampled_once_in_64(tmp_path: Path) -> None:
