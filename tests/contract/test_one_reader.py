@@ -58,9 +58,7 @@ def odd(folders: dict[str, Path], tmp_path: Path) -> Any:
 def shape_of(spec: TargetSpec) -> dict[str, Any]:
     """Return what an outline knows of a target too."""
     unknown = ("eos_token_ids", "tied_head", "model", "revision")
-    return {
-        k: v for k, v in spec.to_json().items() if k not in unknown and not k.endswith("fingerprint")
-    }
+    return {k: v for k, v in spec.to_json().items() if k not in unknown and not k.endswith("fingerprint")}
 
 
 def assert_all_agree(folder: Path) -> None:
@@ -305,7 +303,9 @@ def test_vllm_reads_the_same_oddity(
 
 @vllm_is_here
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["plain", "only the processor's", "both", "jinja and json", "named", "in its config"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "only the processor's", "both", "jinja and json", "named", "in its config"]
+)
 def test_the_template_is_the_one_that_vllm_renders_with(
     folders: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
@@ -334,7 +334,9 @@ def test_the_template_is_the_one_that_vllm_renders_with(
         hf_config=SimpleNamespace(model_type="llama"),
     )
     for tools in (None, [{"type": "function", "function": {"name": "look"}}]):
-        theirs = resolve_chat_template(AutoTokenizer.from_pretrained(folder), None, tools, model_config=config)
+        theirs = resolve_chat_template(
+            AutoTokenizer.from_pretrained(folder), None, tools, model_config=config
+        )
         if kind == "only the processor's" and tools:
             assert theirs is None  # vLLM has none for tools then; a row with tools is checked against ours
             continue

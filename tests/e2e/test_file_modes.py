@@ -1,4 +1,4 @@
-"""Every file and folder of a run has the mode that the umask gives, so that servers of other users read it."""
+"""Every file and folder of a run has the mode that the umask gives, so that other users can serve it."""
 
 import os
 import stat

@@ -27,7 +27,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("bound", choices=sorted(PYTHONS))
-    parser.add_argument("--python", help="interpreter  [default: python3.11 for lowest, python3.13 for newest]")
+    parser.add_argument(
+        "--python", help="interpreter  [default: python3.11 for lowest, python3.13 for newest]"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the environment, and use one that was kept")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

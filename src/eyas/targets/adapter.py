@@ -23,7 +23,7 @@ def refuse_adapter(folder: Path, name: object) -> None:
     except (ValueError, AttributeError, OSError):
         base = None
     raise UserError(
-        f"{name} is an adapter of {base or 'another model'} ({ADAPTER_CONFIG}), and a target is a whole model",
+        f"{name} is an adapter of {base or 'another model'} ({ADAPTER_CONFIG}), not a whole model",
         hint="merge it first (peft: merge_and_unload, then save_pretrained), and name the merged folder; "
         f"if the weights are merged already, remove {ADAPTER_CONFIG}",
     )

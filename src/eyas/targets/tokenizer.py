@@ -13,7 +13,7 @@ from eyas.targets.remote import TEMPLATES
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-# Base ids beyond the embedding, as a share of its rows, up to which the tokenizer is still taken for the target's.
+# Share of base ids beyond the embedding up to which the tokenizer is still the target's.
 _FEW = 0.01
 
 

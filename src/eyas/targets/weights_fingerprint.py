@@ -22,7 +22,9 @@ _SAMPLE_BYTES = 4096
 _EXPERTS_A_SAMPLE = 64
 _BLOCK_BYTES = 8 << 20
 _EXPERT = re.compile(r"(?:^|\.)experts\.(\d+)\.")
-_ALL_EXPERTS = re.compile(r"(?:^|\.)experts\.(?!\d)")  # one tensor with all experts of a layer: [experts, ...]
+_ALL_EXPERTS = re.compile(
+    r"(?:^|\.)experts\.(?!\d)"
+)  # one tensor with all experts of a layer: [experts, ...]
 
 
 def fingerprint_weights(weights: Weights, way: Way) -> str:

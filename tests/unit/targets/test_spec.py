@@ -189,7 +189,11 @@ def test_an_end_that_only_one_file_names_is_an_end(target: Path, where: str) -> 
     tokenizer.save_pretrained(target)
     change_json(target / "config.json", eos_token_id=5)
     change_json(target / "generation_config.json", eos_token_id=[9])
-    ends = {"config": 5, "generation config": 9, "tokenizer": tokenizer.convert_tokens_to_ids("<|endoftext|>")}
+    ends = {
+        "config": 5,
+        "generation config": 9,
+        "tokenizer": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    }
     assert len(set(ends.values())) == 3
     assert spec_of(target).eos_token_ids == tuple(sorted(ends.values()))
     assert ends[where] in spec_of(target).eos_token_ids

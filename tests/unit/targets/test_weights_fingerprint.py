@@ -51,7 +51,9 @@ def test_a_merged_adapter_is_another_target_although_the_files_ends_are_equal(tm
     ends = _fingerprint_of_0_1(Weights(folder))
     merged = [n for n in tensors if "proj" in n and ".layers.0." not in n and ".layers.5." not in n]
     for name in merged:
-        tensors[name] += 1e-3 * torch.randn(tensors[name].shape[0], 1) @ torch.randn(1, tensors[name].shape[1])
+        tensors[name] += (
+            1e-3 * torch.randn(tensors[name].shape[0], 1) @ torch.randn(1, tensors[name].shape[1])
+        )
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert _fingerprint_of_0_1(Weights(folder)) == ends, "0.1 does not see it"
     assert spec_of(folder).weights_fingerprint != before.weights_fingerprint
@@ -72,13 +74,17 @@ def test_a_change_of_any_one_tensor_that_is_sampled_is_seen(tmp_path: Path, name
 
 def test_one_expert_in_64_of_each_layer_is_sampled_and_never_none() -> None:
     def experts(layers: int, number: int) -> list[str]:
-        return [f"model.layers.{i}.mlp.experts.{e}.up_proj.weight" for i in range(layers) for e in range(number)]
+        return [
+            f"model.layers.{i}.mlp.experts.{e}.up_proj.weight" for i in range(layers) for e in range(number)
+        ]
 
     for number, expected in ((4, 1), (64, 1), (128, 2), (384, 6), (100, 1)):
         chosen = sampled_names(experts(40, number))
         by_layer = [[n for n in chosen if f".layers.{i}." in n] for i in range(40)]
         assert {len(names) for names in by_layer} <= {expected, expected + 1}
-        assert len({n.split(".experts.")[1] for n in chosen}) > min(number, 20) / 4, "not the same of each layer"
+        assert len({n.split(".experts.")[1] for n in chosen}) > min(number, 20) / 4, (
+            "not the same of each layer"
+        )
     shared = ["model.layers.0.mlp.shared_experts.up_proj.weight", "model.layers.0.mlp.gate.weight"]
     assert set(shared) <= set(sampled_names([*shared, *experts(1, 384)]))
 
