@@ -19,7 +19,8 @@ from eyas.engines.base import Prompt, Sampling
 from eyas.engines.transformers import TransformersEngine
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.targets.resolve_model import locate
-from eyas.targets.spec import read_target, read_tokenizer
+from eyas.targets.spec import read_target
+from eyas.targets.tokenizer import read_tokenizer
 from eyas.types import Completion, TokenizedSample
 
 HELD_OUT = "held_out"

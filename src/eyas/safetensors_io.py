@@ -13,6 +13,8 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from eyas.files import mode_of_umask
+
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -127,7 +129,8 @@ def save_tensors(
 ) -> None:
     """Write whole tensors. Raises: OSError when the disk refuses, as of any other file."""
     try:
-        save_file(dict(tensors), path, dict(metadata) if metadata else None)
+        with mode_of_umask(path):
+            save_file(dict(tensors), path, dict(metadata) if metadata else None)
     except SafetensorError as error:
         # Tensors that cannot be written are our mistake and raise ValueError; what is left is the disk.
         raise OSError(f"cannot write {path}: {error}") from None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pipeline import eyas, write_jsonl, write_run
 
-from eyas.targets.spec import read_tokenizer
+from eyas.targets.tokenizer import read_tokenizer
 
 SHIFTS = {-1: "before", 1: "behind"}
 

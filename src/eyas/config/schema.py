@@ -34,6 +34,9 @@ class TargetSettings(Section):
         "kind reads, such as [2, n//2, n-3]",
     )
     trust_remote_code: bool = Field(False, description="allow code from the model folder")
+    fingerprint: Literal["sampled", "full"] = Field(
+        "sampled", description="what identifies the weights: bytes of every tensor, or all bytes (slow)"
+    )
 
 
 class WeightedSource(Section):

@@ -23,6 +23,8 @@ _SMALL_DISK = 10 << 30
 _SMALL_MEMORY = 4 << 30
 # vLLM's own server is tried here when no endpoint is configured.
 _USUAL_PORT = 8000
+# As in pyproject.toml; torch.optim.Muon is new in torch 2.9.
+LOWEST = {"torch": "2.9", "transformers": "5.0", "safetensors": "0.5", "pyarrow": "16"}
 INSTALL_VLLM = "pip install 'eyas[vllm]', or set extract.engine=transformers"
 
 
@@ -64,7 +66,7 @@ def _python(config: RunConfig | None) -> Iterator[Finding]:
 
 
 def _packages(config: RunConfig | None) -> Iterator[Finding]:
-    for name, least in (("torch", "2.7"), ("transformers", "5.0"), ("safetensors", "0.5"), ("pyarrow", "16")):
+    for name, least in LOWEST.items():
         try:
             found = version(name)
         except PackageNotFoundError:

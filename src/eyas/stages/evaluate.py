@@ -55,7 +55,8 @@ def evaluate(context: RunContext) -> None:
         )
     teacher = read_teacher(context.target_folder, context.spec).to(context.device, torch.float32)
     draft, target_ids, config = load_export(context.folder("export"), teacher.embedding)
-    if config["eyas"]["target_fingerprint"] != context.draft_spec.fingerprint:
+    spec = context.draft_spec_like(config["eyas"]["target"]["weights_fingerprint"])
+    if config["eyas"]["target_fingerprint"] != spec.fingerprint:
         raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
     draft.to(context.device)
     target_ids = target_ids.to(context.device)

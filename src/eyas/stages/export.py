@@ -29,7 +29,7 @@ def export(context: RunContext) -> None:
         "target": context.draft_spec.fingerprint,
         "export": context.config.export.model_dump(mode="json"),
     }
-    check_same_target(checkpoint.spec, context.draft_spec)
+    check_same_target(checkpoint.spec, context.draft_spec_like(checkpoint.spec.weights_fingerprint))
     folder = context.folder("export")
     if not begin(context, "export", inputs, lambda: is_whole(context)):
         return

@@ -22,7 +22,8 @@ from eyas.run_folder import FOLDERS, STAGES, begin_record, read_record, write_re
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
 from eyas.targets.resolve_model import locate, locate_description
-from eyas.targets.spec import read_target, read_tokenizer
+from eyas.targets.spec import as_recorded, read_target
+from eyas.targets.tokenizer import read_tokenizer
 from eyas.types import TargetSpec
 
 
@@ -63,6 +64,10 @@ class RunContext:
     def drafter(self) -> Any:
         """The kind of draft that is trained: an ``eyas.drafters.base.Drafter``."""
         return registry.drafter(self.config.draft.architecture)
+
+    def draft_spec_like(self, weights_fingerprint: str) -> TargetSpec:
+        """Return ``draft_spec`` so that it compares with a record of that fingerprint, be it of eyas 0.1."""
+        return as_recorded(self.draft_spec, weights_fingerprint, self.target_folder)
 
     @cached_property
     def tokenizer(self) -> Any:

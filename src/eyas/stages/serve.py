@@ -22,7 +22,8 @@ from eyas.export.read import read_draft
 from eyas.files import sha256_of_file
 from eyas.progress import say
 from eyas.targets.resolve_model import is_local, locate, locate_config
-from eyas.targets.spec import read_target
+from eyas.targets.spec import as_recorded, read_outline, read_target
+from eyas.targets.weights_fingerprint import way_of
 from eyas.types import TargetSpec
 
 # Of a machine's memory beside the weights: caches, activations, the engine itself.
@@ -129,10 +130,9 @@ def _check_target(folder: Path, stored: StoredDraft, name: str, print_only: bool
 
     Returns None for a target that only its shape is known of: it is not here, and need not be to print.
     """
-    text = locate_config(name)
-    text = text.get("text_config") or text
-    found = (text.get("vocab_size"), text.get("hidden_size"))
     shape = stored.shape
+    outline = read_outline(locate_config(name)[0], TargetSettings(model=name))
+    found = (outline.vocab_size, outline.hidden_size)
     if found != (shape.target_vocab_size, shape.target_hidden_size):
         raise UserError(
             f"{folder} is a draft for a target of {shape.target_vocab_size} ids and width "
@@ -147,8 +147,12 @@ def _check_target(folder: Path, stored: StoredDraft, name: str, print_only: bool
         model=name,
         dtype=recorded["target"]["dtype"] if recorded else "auto",
         aux_layer_ids=stored.aux_layer_ids,
+        fingerprint=way_of(recorded["target"]["weights_fingerprint"]) if recorded else "sampled",
     )
-    spec = read_target(locate(name), settings)
+    target = locate(name)
+    spec = read_target(target, settings)
+    if recorded:
+        spec = as_recorded(spec, recorded["target"]["weights_fingerprint"], target)
     if recorded and spec.fingerprint != recorded["target_fingerprint"]:
         before, now = recorded["target"], json.loads(json.dumps(spec.to_json()))
         key = next(k for k in before if before[k] != now[k] and k not in ("model", "revision"))
