@@ -43,7 +43,7 @@ from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
-from eyas.engines.transformers import TransformersEngine, batches_by_length
+from eyas.engines.transformers.engine import TransformersEngine, batches_by_length
 from eyas.files import fingerprint
 from eyas.targets.resolve_model import locate
 from eyas.targets.spec import read_target

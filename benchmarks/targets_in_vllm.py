@@ -23,7 +23,7 @@ NUM_TOKENS = 24
 
 def run_one(name: str, out: Path) -> None:
     """Write {"way", "difference"} and, when it got so far, {"decodes", "accepted"} to ``out``."""
-    from eyas.engines.transformers import TransformersEngine
+    from eyas.engines.transformers.engine import TransformersEngine
     from eyas.engines.vllm.engine import VllmEngine
     from families import TINY, make_family
     from tiny import answered_states, make_trainer, spec_of

@@ -10,7 +10,7 @@ import torch
 
 from eyas import registry
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
 from tiny import make_target, random_samples, spec_of

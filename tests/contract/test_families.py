@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.export.native import VllmExporter, load_export
 from eyas.targets.architectures import FAMILIES
 from eyas.targets.quantized import read_weight

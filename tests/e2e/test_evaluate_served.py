@@ -18,7 +18,7 @@ import pytest
 
 from eyas.config.load import load_config
 from eyas.config.schema import VllmSettings
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.stages.run_context import RunContext
 from machine import free_port, wait_until
 from metrics_server import SGLangServer

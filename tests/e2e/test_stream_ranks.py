@@ -16,7 +16,7 @@ from test_stream_run import ALONE, TRAIN, CrashingLate, make, record, write_stre
 
 from eyas.capture import stream
 from eyas.config.load import load_config
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.errors import EyasError
 from eyas.stages import train
 from eyas.stages.run_context import RunContext

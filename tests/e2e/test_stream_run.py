@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import bad_engines
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.store.window_store import StreamedStates
 from eyas.train.checkpoint import best_checkpoint
 from eyas.types import Failure, HiddenStates, TokenizedSample

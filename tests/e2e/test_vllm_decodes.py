@@ -22,7 +22,7 @@ from eyas.config.schema import VllmSettings
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.spec_decode_metrics import SpecCounters
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.evaluate.decode import DraftChain, decode_plain, decode_speculative
 from eyas.export.native import load_export
 from eyas.targets.teacher import read_teacher

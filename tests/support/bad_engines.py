@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.types import Completion, Failure, HiddenStates, TokenizedSample
 
 

@@ -15,6 +15,8 @@ from eyas.capture.stream_cache import Keeper, Unit
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import read_samples
 from eyas.drafters.eagle3.config import DraftConfig
+from eyas.engines.checks import check_gpu_share, check_engine_a_rank
+from eyas.engines.info import engine_info
 from eyas.engines.probe import compare_states, probe_again
 from eyas.errors import UserError
 from eyas.files import fingerprint
@@ -224,7 +226,7 @@ def streaming(context: RunContext, draft: DraftConfig, ranks: Ranks) -> Iterator
             "the samples have changed since the held-out ones were captured",
             hint=f"run: eyas extract -c {config.run_dir / 'run.yaml'} --fresh",
         )
-    _check_engines(config, ranks.size)
+    check_engine_a_rank(config, ranks.size)
     # The run's own folder is locked already; states elsewhere may be wanted by another run.
     shared = config.train.keep_states and config.extract.states_dir is not None and ranks.is_first
     with context.states_folder.lock() if shared else nullcontext():
@@ -267,18 +269,7 @@ def check_stream(config: RunConfig) -> None:
                 f"train.source=stream does not go with {key}: {why}",
                 hint=f"leave {key} out, or store the states with train.source=store",
             )
-    _check_engines(config, config.train.num_gpus)
-
-
-def _check_engines(config: RunConfig, num_ranks: int) -> None:
-    """Raises: UserError for an engine of several GPUs beside each of several ranks, which have one."""
-    extract, gpus = config.extract, config.vllm.tensor_parallel_size
-    if num_ranks > 1 and gpus > 1 and extract.engine == "vllm" and not (extract.fleet or extract.endpoint):
-        raise UserError(
-            f"each of {num_ranks} ranks captures on its own GPU, and vllm.tensor_parallel_size={gpus}",
-            hint="let engines of their own capture: extract.fleet={replicas: N, gpus_per_replica: "
-            f"{gpus}}}, or a server (extract.endpoint)",
-        )
+    check_engine_a_rank(config, config.train.num_gpus)
 
 
 def facts_of_stream(context: RunContext, stream: Stream) -> dict[str, Any]:
@@ -347,20 +338,12 @@ def _check_room(stream: Stream, context: RunContext) -> None:
 
 
 def _check_gpu(context: RunContext, draft: DraftConfig, samples: Sequence[TokenizedSample]) -> None:
-    """Refuse a vLLM that takes so much of the GPU that training does not fit beside it."""
+    """Refuse an engine that reserves so much of the GPU that training does not fit next to it."""
     config = context.config
-    if context.device != "cuda" or config.extract.engine != "vllm" or config.extract.endpoint is not None:
+    share = engine_info(config.extract.engine).memory_share(config)
+    if context.device != "cuda" or not share or config.extract.endpoint is not None:
         return
     supervised = sum(int(s.supervised.sum()) for s in samples) / sum(len(s) for s in samples)
     needed = training_memory(config, draft, read_target_size(config.target), supervised)
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    share = config.vllm.gpu_memory_utilization
-    if needed > total * (1 - share):
-        fitting = int(100 * (1 - needed / total)) / 100
-        raise UserError(
-            f"training needs about {needed / 2**30:.1f} GiB beside vLLM, whose share of "
-            f"{share} leaves {total * (1 - share) / 2**30:.1f} GiB of the GPU",
-            hint=f"set vllm.gpu_memory_utilization={fitting}"
-            if fitting > 0
-            else "lower train.batch_tokens, or store the states with train.source=store",
-        )
+    check_gpu_share(config, needed, total)

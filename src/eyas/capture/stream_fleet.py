@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 
-from eyas.capture.fleet import check_fleet, common_facts, for_actors
+from eyas.capture.fleet import common_facts, for_actors
 from eyas.capture.stream import OneEngine, Window, train_samples
 from eyas.capture.stream_cache import Unit
 from eyas.config.load import LoadedConfig
+from eyas.engines.checks import check_fleet
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
 from eyas.scale.cluster import ClusterAddress, check_room, cluster, joined

@@ -18,12 +18,13 @@ from eyas.capture.import_samples import adopt
 from eyas.capture.statistics import table_of
 from eyas.data.prepared import SPLITS, Split, read_manifest, read_samples
 from eyas.engines.base import Engine, ProbeOutput
+from eyas.engines.checks import check_endpoint
 from eyas.engines.probe import Probed, outside_envelope, probe, probe_again, probe_samples
 from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.stages.run_context import RunContext, begin, finish, next_command
-from eyas.stages.stage_records import read_record
+from eyas.stage_records import read_record
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
 from eyas.targets.teacher import TeacherHead, read_teacher
@@ -39,11 +40,7 @@ _NUM_EXAMPLES = 50
 def extract(context: RunContext) -> None:
     """Probe the engine, capture what is missing shard by shard, probe again."""
     config = context.config
-    if config.extract.endpoint is not None and config.extract.engine != "vllm":
-        raise UserError(
-            f"extract.endpoint is a vLLM server's, but extract.engine is {config.extract.engine!r}",
-            hint="set extract.engine=vllm, or leave the endpoint out",
-        )
+    check_endpoint(config)
     if config.extract.prepared_data is not None:
         adopt(context, config.extract.prepared_data)
     inputs = {

@@ -3,14 +3,14 @@
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch.distributed import is_torchelastic_launched
 
 from eyas import registry
 from eyas.capture.stream import check_stream
-from eyas.config.schema import EvaluateSettings
+from eyas.engines.checks import check_abilities, check_evaluation, check_installed
 from eyas.errors import EyasError, UserError
 from eyas.export.speculators import check_servable
 from eyas.files import remove_litter
@@ -57,6 +57,7 @@ def run(context: RunContext, as_json: bool = False) -> None:
             on_screen(StatusFile(screen, progress_path(run_dir))),
         ):
             check_held_out(context.config.data.validation_fraction)
+            check_settings(context, stages)
             for name in stages:
                 _run_shown(context, name)
                 if name == "prepare":
@@ -107,7 +108,7 @@ def _run_shown(context: RunContext, name: str) -> None:
 def run_stage(context: RunContext, name: str) -> None:
     """Run one stage as the run folder's only writer; what it has begun to write when it finds the input
     wrong is taken back."""
-    check_settings(context)
+    check_settings(context, [name])
     run_dir, folder = context.config.run_dir, context.folder(name)
     new_run, new_stage = not (run_dir / "run.yaml").exists(), not folder.exists()
     try:
@@ -136,45 +137,35 @@ def _run_locked(context: RunContext, name: str, new_run: bool, new_stage: bool) 
         raise
 
 
-def check_settings(context: RunContext) -> None:
+def check_settings(context: RunContext, stages: Sequence[str] | None = None) -> None:
     """Refuse what a late stage would refuse, before an early one works for hours.
 
+    Of ``stages`` (default: all of the run) those that are not done are asked for their engines; so one stage
+    runs where only another one's engine is missing.
     Raises: UserError for a name that nothing is registered under, aux layers that an engine cannot
-    serve, or a draft of an impossible shape or to start from.
+    serve, an engine that a stage needs, or a draft of an impossible shape or to start from.
     """
     config = context.config
     for table, name, kind in (
-        (registry.ENGINES, config.regenerate.engine, "engine"),
-        (registry.ENGINES, config.extract.engine, "engine"),
         (registry.DRAFTS, config.draft.architecture, "draft architecture"),
         (registry.EXPORTERS, config.export.format, "export format"),
     ):
         registry.check(table, name, kind)
+    check_abilities(config)
     check_stream(config)
     check_sharding(config.train)
     for name in config.train.trackers:
         registry.check(registry.TRACKERS, name, "tracker")
-    _check_evaluation(config.evaluate)
+    wanted = stages_of(context) if stages is None else stages
+    if "evaluate" in wanted:
+        check_evaluation(config.evaluate)
     to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
     if config.export.format == "speculators":
         check_servable(stored.shape if stored else shape)
+    check_installed(config, [name for name in wanted if context.fresh or not _is_done(context, name)])
 
 
-def _check_evaluation(settings: EvaluateSettings) -> None:
-    if settings.engine == "transformers" and not settings.endpoint:
-        if not settings.in_process:
-            raise UserError(
-                "evaluate.in_process is false and no engine is named", hint="set evaluate.engine=vllm"
-            )
-        served_only = ("benchmarks", "sweep_draft_tokens")
-        if unread := [name for name in served_only if getattr(settings, name)]:
-            raise UserError(
-                f"evaluate.{unread[0]} is measured in an engine that serves, and none is named",
-                hint="set evaluate.engine=vllm, or evaluate.endpoint=URL",
-            )
-    elif settings.engine == "vllm":
-        from eyas.engines.vllm.versions import installed_version
-
-        installed_version()
+def _is_done(context: RunContext, stage: str) -> bool:
+    return bool(facts_of(context, stage).get("done"))

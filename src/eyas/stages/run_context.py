@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import eyas
-from eyas import registry
 from eyas.config.explain import to_commented_yaml
 from eyas.config.load import LoadedConfig, flatten
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
+from eyas.engines.info import engine_info
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint, seal, write_json
 from eyas.progress import say
-from eyas.stages.stage_records import FOLDERS, STAGES, read_record
+from eyas.stage_records import FOLDERS, STAGES, read_record
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
 from eyas.targets.resolve_model import locate, locate_description
@@ -96,14 +96,10 @@ class RunContext:
         return "regenerate" if self.config.regenerate.enabled else "prepare"
 
     def make_engine(self, name: str, **settings: Any) -> Any:
-        engine = registry.resolve(registry.ENGINES, name, "engine")
-        trust = self.config.target.trust_remote_code
-        own = getattr(self.config, name, None)
-        if own is not None:  # an engine with a section of its own also reserves memory ahead
-            settings |= {"settings": own, "max_length": self.config.data.max_length}
+        info = engine_info(name)
         # Only here is the whole model needed.
         folder = locate(self.config.target.model, self.config.target.revision)
-        return engine(folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
+        return info.start(self.config, folder, self.spec, self.device, **settings)
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.

