@@ -27,7 +27,7 @@ BASE = {
     "eyas.tensor_pool",
     "eyas.config.schema",
     "eyas.progress_displays",
-    "eyas.stage_records",
+    "eyas.run_folder",
 }
 # Beyond BASE and itself, each part may import these (a package, or single modules of one).
 MAY_IMPORT: dict[str, set[str]] = {
@@ -67,7 +67,7 @@ BASE_MAY_IMPORT: dict[str, set[str]] = {
     "eyas.tensor_pool": set(),
     "eyas.config.schema": set(),
     "eyas.progress_displays": {"eyas.progress"},
-    "eyas.stage_records": {"eyas.files"},
+    "eyas.run_folder": {"eyas", "eyas.config.load", "eyas.errors", "eyas.files"},
     "eyas.layer_ids": {"eyas.errors"},
     "eyas.registry": {"eyas.errors"},
     "eyas.types": {"eyas.errors", "eyas.files", "eyas.layer_ids"},
@@ -85,7 +85,6 @@ LIGHT = (
     "progress",
     "progress_displays",
     "registry",
-    "stage_records",
     "types",
     "config",
 )

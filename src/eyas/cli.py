@@ -38,7 +38,7 @@ _STAGES = (
 
 
 class _Engines(click.ParamType):
-    """The name of an engine; which there are is asked for when a command shows its help or reads its words."""
+    """The name of an engine; the known ones are looked up when a command reads its words."""
 
     name = "engine"
 

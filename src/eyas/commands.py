@@ -23,7 +23,8 @@ def run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bo
 
         check_repository(push)
     loaded = load_config(path, settings)
-    from eyas.stages.run import check_settings, run, run_stage
+    from eyas.stages.check_settings import check_settings
+    from eyas.stages.run import run, run_stage
     from eyas.stages.run_context import RunContext
 
     context = RunContext(loaded, fresh)

@@ -22,7 +22,7 @@ from eyas.data.sources import Drop, read_source
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.export.read import read_draft
 from eyas.files import seal
-from eyas.stage_records import read_record
+from eyas.run_folder import read_record
 from eyas.store.journal import last_attempts, read_journal, repair_journal
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore, ShardWriter

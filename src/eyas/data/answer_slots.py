@@ -4,18 +4,9 @@ from eyas.types import Conversation
 
 
 def answer_slots(conversation: Conversation) -> list[int]:
-    """Return the message indices that the target answers: trained assistant turns, and the one after the last.
-
-    An answer that is context only stays as it is: a later prompt holds the text that the data has there.
-    """
+    """Return the message indices that the target answers: assistant turns, and the one after the last."""
     messages = conversation.messages
-    slots = [i for i, m in enumerate(messages) if m.role == "assistant" and i > 0 and m.trained]
+    slots = [i for i, m in enumerate(messages) if m.role == "assistant" and i > 0]
     if messages[-1].role != "assistant":
         slots.append(len(messages))
     return slots
-
-
-def why_no_slot(conversation: Conversation) -> str:
-    """Return the drop reason of a conversation in which the target answers nothing."""
-    marked = any(not m.trained for m in conversation.messages[1:])
-    return "marked_not_trained" if marked else "starts_with_assistant"

@@ -1,6 +1,6 @@
 """What a run asks of its engines, compared with their facts before anything starts."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from eyas.config.schema import EvaluateSettings, RunConfig
 from eyas.engines.info import EngineInfo, engine_info, engines_that
@@ -14,15 +14,15 @@ _SERVED_ONLY = ("benchmarks", "sweep_draft_tokens", "concurrency", "temperatures
 def check_abilities(config: RunConfig) -> None:
     """Raises: UserError for an engine that is named for what it cannot do, or a name that none has."""
     regenerate, extract, evaluate = config.regenerate, config.extract, config.evaluate
-    for key, name, can, does in (
-        ("regenerate.engine", regenerate.engine, engine_info(regenerate.engine).generates, "generates no answers"),
-        ("extract.engine", extract.engine, engine_info(extract.engine).captures, "captures no states"),
-        ("evaluate.engine", evaluate.engine, evaluates(engine_info(evaluate.engine)), "decodes with no draft"),
-    ):  # fmt: skip
-        if not can:
-            raise UserError(
-                f"{key}={name}: {engine_info(name).title} {does}", hint="eyas config --keys explains it"
-            )
+    abilities: tuple[tuple[str, str, Callable[[EngineInfo], bool], str], ...] = (
+        ("regenerate.engine", regenerate.engine, lambda info: info.generates, "generates no answers"),
+        ("extract.engine", extract.engine, lambda info: info.captures, "captures no states"),
+        ("evaluate.engine", evaluate.engine, evaluates, "does not decode with a draft here"),
+    )
+    for key, name, able, does in abilities:
+        if not able(engine_info(name)):
+            names = " or ".join(info.name for info in engines_that(able))
+            raise UserError(f"{key}={name}: {engine_info(name).title} {does}", hint=f"set {key}={names}")
     check_endpoint(config)
 
 
@@ -110,7 +110,7 @@ def check_engine_a_rank(config: RunConfig, num_ranks: int) -> None:
 
 
 def check_gpu_share(config: RunConfig, training_bytes: int, gpu_bytes: int) -> None:
-    """Raises: UserError for an engine that reserves so much of a GPU that training does not fit next to it."""
+    """Raises: UserError for an engine that reserves so much of a GPU that training lacks room."""
     info = engine_info(config.extract.engine)
     share = info.memory_share(config)
     room = gpu_bytes * (1 - share)

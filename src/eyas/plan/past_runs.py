@@ -8,7 +8,7 @@ from eyas.config.schema import RunConfig
 from eyas.engines.info import engine_info
 from eyas.errors import EyasError
 from eyas.plan.measure_rates import VALIDATION_COST
-from eyas.stage_records import FOLDERS, STAGES, read_record
+from eyas.run_folder import FOLDERS, STAGES, read_record
 
 
 def earlier_rates(config: RunConfig) -> dict[str, tuple[float, str]]:

@@ -12,7 +12,7 @@ from eyas.engines.info import engine_info
 from eyas.plan import estimates
 from eyas.plan.estimates import Tokens
 from eyas.plan.target_size import TargetSize
-from eyas.stage_records import FOLDERS
+from eyas.run_folder import FOLDERS
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from eyas.errors import UserError, did_you_mean
 from eyas.plan.estimates import Tokens
 from eyas.plan.measure_rates import VALIDATION_COST, MeasuredRates, Rows
 from eyas.progress_displays import duration
-from eyas.stage_records import read_record
+from eyas.run_folder import read_record
 
 UNITS = {"prepare": "rows", "regenerate": "answered tokens", "extract": "tokens", "train": "tokens",
           "evaluate": "prompts"}  # fmt: skip
@@ -85,7 +85,7 @@ def works_of(
 
 
 def stage_plan(folder: Path, stage: str, state: str, work: float | None, rates: Rates) -> StagePlan:
-    """Return how long a stage takes that writes to ``folder`` and is ``state``; ``work`` None: not counted."""
+    """Return how long a stage takes that writes to ``folder``; ``work`` is None where it is not counted."""
     unit = UNITS.get(stage, "")
     text = f"{work:,.0f} {unit}" if work is not None else ""
     if state == "done":

@@ -6,7 +6,7 @@ from pathlib import Path
 from eyas.config.schema import RunConfig
 from eyas.plan.estimates import Tokens
 from eyas.plan.measure_rates import MeasuredRates, Rows
-from eyas.stage_records import read_record
+from eyas.run_folder import read_record
 
 _CHARACTERS_PER_TOKEN = 4
 

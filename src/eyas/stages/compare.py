@@ -15,7 +15,7 @@ from eyas.progress_displays import duration
 from eyas.report.html import html_page, html_table
 from eyas.report.serving_section import identical_of
 from eyas.report.svg import line_chart
-from eyas.stage_records import FOLDERS, STAGES, read_record
+from eyas.run_folder import FOLDERS, STAGES, read_record
 
 Records = dict[str, dict[str, Any]]
 

@@ -206,7 +206,7 @@ def _ports(config: RunConfig | None) -> Iterator[Finding]:
 
 def _target(loaded: LoadedConfig) -> Iterator[Finding]:
     from eyas.plan.target_size import read_target_size
-    from eyas.stages.run import check_settings
+    from eyas.stages.check_settings import check_settings
     from eyas.stages.run_context import RunContext
 
     context = RunContext(loaded)

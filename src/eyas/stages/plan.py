@@ -14,7 +14,7 @@ from eyas.plan.summary import Plan
 from eyas.plan.target_size import TargetSize, read_target_size
 from eyas.plan.tokens import counted_tokens, expected_tokens, given_tokens
 from eyas.progress import say
-from eyas.stage_records import read_record
+from eyas.run_folder import read_record
 from eyas.stages.run import run_stage, stages_of
 from eyas.stages.run_context import RunContext, facts_of
 from eyas.stages.train import draft_config

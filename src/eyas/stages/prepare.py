@@ -9,6 +9,7 @@ from shutil import rmtree
 from typing import Any
 
 from eyas.config.schema import DataSettings
+from eyas.data.answer_slots import answer_slots
 from eyas.data.chat import ChatRenderer, RenderError
 from eyas.data.dedup_and_split import SeenRows, below_share, hash_of, split_key
 from eyas.data.prepared import PreparedWriter, Split, is_whole
@@ -69,15 +70,6 @@ def new_renderer(context: RunContext) -> ChatRenderer:
     """Return the renderer for the run's target and template settings."""
     spec, data = context.spec, context.config.data
     return ChatRenderer(context.tokenizer, spec.eos_token_ids, data.template_kwargs, spec.vocab_size)
-
-
-def answer_slots(conversation: Conversation) -> list[int]:
-    """Return the message indices that the target answers: assistant turns, and the one after the last."""
-    messages = conversation.messages
-    slots = [i for i, m in enumerate(messages) if m.role == "assistant" and i > 0]
-    if messages[-1].role != "assistant":
-        slots.append(len(messages))
-    return slots
 
 
 @dataclass

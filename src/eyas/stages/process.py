@@ -15,7 +15,7 @@ from typing import Any
 from eyas.errors import EyasError, UserError
 from eyas.files import read_json, write_json
 from eyas.progress import say
-from eyas.stage_records import FOLDERS, STAGES, read_record
+from eyas.run_folder import FOLDERS, STAGES, read_record
 
 FOLDER = "process"  # in the run folder
 _STOP_S = 60.0

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from eyas.data.answer_journal import AnswerJournal
+from eyas.data.answer_slots import answer_slots
 from eyas.data.chat import ChatRenderer, RenderError
 from eyas.data.prepared import PreparedWriter, Split, is_whole, read_conversations, read_manifest
 from eyas.data.samples import cut_samples, generated_turn, merge_turns
@@ -15,7 +16,7 @@ from eyas.data.sources import Drop
 from eyas.engines.base import Prompt, Sampling
 from eyas.errors import EyasError, UserError
 from eyas.progress import Progress, say
-from eyas.stages.prepare import answer_slots, new_renderer
+from eyas.stages.prepare import new_renderer
 from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.types import Completion, Conversation, Failure, Message, TokenizedSample
 

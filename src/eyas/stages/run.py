@@ -3,33 +3,27 @@
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch.distributed import is_torchelastic_launched
 
-from eyas import registry
-from eyas.capture.stream import check_stream
-from eyas.engines.checks import check_abilities, check_evaluation, check_installed
 from eyas.errors import EyasError, UserError
-from eyas.export.speculators import check_servable
 from eyas.files import remove_litter
-from eyas.layer_ids import to_sglang
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
 from eyas.progress_displays import Checklist, JsonLines, StatusFile
 from eyas.report.card import write_card
 from eyas.report.page import print_summary, write_report
+from eyas.stages.check_settings import check_settings
 from eyas.stages.evaluate import evaluate
 from eyas.stages.export import export
 from eyas.stages.extract import extract
-from eyas.stages.init_from import read_start
 from eyas.stages.prepare import prepare
 from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
 from eyas.stages.run_context import RunContext, facts_of, interrupted
-from eyas.stages.train import check_held_out, draft_config, train
-from eyas.train.sharded_params import check_sharding
+from eyas.stages.train import check_held_out, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
     "prepare": prepare,
@@ -96,7 +90,7 @@ def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
 def _run_shown(context: RunContext, name: str) -> None:
     """Run one stage and let the screen know how it goes."""
     screen, started, state = current_screen(), time.monotonic(), "failed"
-    before = facts_of(context, name)
+    before = None if context.fresh else facts_of(context, name)
     screen.stage(name, "running")
     try:
         run_stage(context, name)
@@ -135,37 +129,3 @@ def _run_locked(context: RunContext, name: str, new_run: bool, new_stage: bool) 
         if new_run:
             (context.config.run_dir / "run.yaml").unlink(missing_ok=True)
         raise
-
-
-def check_settings(context: RunContext, stages: Sequence[str] | None = None) -> None:
-    """Refuse what a late stage would refuse, before an early one works for hours.
-
-    Of ``stages`` (default: all of the run) those that are not done are asked for their engines; so one stage
-    runs where only another one's engine is missing.
-    Raises: UserError for a name that nothing is registered under, aux layers that an engine cannot
-    serve, an engine that a stage needs, or a draft of an impossible shape or to start from.
-    """
-    config = context.config
-    for table, name, kind in (
-        (registry.DRAFTS, config.draft.architecture, "draft architecture"),
-        (registry.EXPORTERS, config.export.format, "export format"),
-    ):
-        registry.check(table, name, kind)
-    check_abilities(config)
-    check_stream(config)
-    check_sharding(config.train)
-    for name in config.train.trackers:
-        registry.check(registry.TRACKERS, name, "tracker")
-    wanted = stages_of(context) if stages is None else stages
-    if "evaluate" in wanted:
-        check_evaluation(config.evaluate)
-    to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
-    stored = read_start(context)
-    shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
-    if config.export.format == "speculators":
-        check_servable(stored.shape if stored else shape)
-    check_installed(config, [name for name in wanted if context.fresh or not _is_done(context, name)])
-
-
-def _is_done(context: RunContext, stage: str) -> bool:
-    return bool(facts_of(context, stage).get("done"))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import eyas
-from eyas.capture.stream import facts_of_stream, streaming
+from eyas.capture.stream import facts_of_stream
 from eyas.config.load import flatten
 from eyas.config.schema import MACHINE_SETTINGS
 from eyas.data.prepared import read_samples
@@ -18,6 +18,7 @@ from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import UserError
 from eyas.files import fingerprint, sha256_of_file
 from eyas.progress import mute, say
+from eyas.stages.capture_run import open_stream
 from eyas.stages.init_from import draft_from, read_start, start_folder, vocab_of
 from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.store.manifest import StoreManifest
@@ -98,10 +99,10 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     )
     facts: dict[str, Any] = {"coverage": coverage(counts, vocab)}
     if config.train.source == "stream":
-        with streaming(context, draft.config, ranks) as stream:
+        with open_stream(context, draft.config, ranks) as stream:
             trainer = make(train_states=stream.states, windows=stream.windows)
             _run(context, trainer)
-            facts |= facts_of_stream(context, stream)
+            facts |= facts_of_stream(stream)
     else:
         trainer = make(train_states=context.store("train"))
         _run(context, trainer)

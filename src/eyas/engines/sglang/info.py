@@ -1,4 +1,4 @@
-"""Facts of SGLang. eyas starts none: ``eyas serve --print`` shows its command, ``evaluate.endpoint`` measures it."""
+"""Facts of SGLang, whose server eyas does not start: ``eyas serve --print`` shows its command."""
 
 import importlib.metadata
 from collections.abc import Iterator
