@@ -1,8 +1,8 @@
 """Named implementations, imported only when asked for."""
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from eyas.errors import UserError, did_you_mean
@@ -63,19 +63,15 @@ def draft_kind(config: Mapping[str, Any]) -> str:
     return str(config.get("eyas", {}).get("architecture", "eagle3"))
 
 
-def serving_module(kind: str, engine: str) -> ModuleType:
-    """Import the file in a draft kind's folder that says how ``engine`` is told to serve such a draft.
+def drafter_file(name: str, file: str) -> Any:
+    """Import a file of a draft kind's folder, such as ``vllm``: how that engine is told to serve it.
 
-    Raises: UserError when the folder has no file for that engine.
+    Raises: UserError naming the closest known name, or the file that the kind lacks.
     """
-    check(DRAFTS, kind, "draft architecture")
-    name = f"{DRAFTS[kind].partition(':')[0].rpartition('.')[0]}.{engine}"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
+    check(DRAFTS, name, "draft architecture")
+    module = f"{DRAFTS[name].partition(':')[0].rpartition('.')[0]}.{file}"
+    if importlib.util.find_spec(module) is None:
         raise UserError(
-            f"{engine} is not known to serve a draft of the kind {kind}",
-            hint="serve it with another engine (eyas serve --engine)",
-        ) from None
+            f"drafts of kind {name} have no {file}.py", hint="docs/extending.md lists the files of a kind"
+        )
+    return importlib.import_module(module)

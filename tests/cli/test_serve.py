@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shlex
 import shutil
 import socket
@@ -10,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from eyas.stages import serve as serve_module
 from machine import free_port
 from pipeline import Screen, change_json, eyas, write_run
 from tiny import make_target
@@ -120,8 +120,8 @@ def supported(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from eyas.engines.vllm import versions
 
     started: list[Any] = []
-    monkeypatch.setattr(versions, "check_draft_support", lambda spec: None)
-    monkeypatch.setattr(serve_module.os, "execvp", lambda file, words: started.append((file, words)))
+    monkeypatch.setattr(versions, "check_draft_support", lambda spec, kind: None)
+    monkeypatch.setattr(os, "execvp", lambda file, words: started.append((file, words)))
     return started
 
 
@@ -138,7 +138,7 @@ def test_a_port_in_use(draft: Path, supported: list[Any]) -> None:
 def test_a_model_that_does_not_fit(
     draft: Path, supported: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_module.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert_refused(
         eyas("serve", draft, "--port", free_port()), "GiB on each device, this machine has", "--tp-size"

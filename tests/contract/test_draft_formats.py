@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eyas import registry
+from eyas.drafters.eagle3 import sglang
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
-from eyas.export import native as vllm
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
 from eyas.types import TargetSpec, VocabMap
@@ -139,8 +139,8 @@ def test_a_draft_with_another_peers_norm_goes_out_and_comes_in(
     assert not torch.equal(logits(draft), logits(plain))
     again, _, _ = load_export(export(tmp_path / "draft", format, draft), draft.embed_tokens.weight)
     assert torch.equal(logits(again), logits(draft))
-    assert norm in (vllm.sglang_trouble(again.config) or "")
-    assert vllm.sglang_trouble(plain.config) is None
+    assert norm in (sglang.trouble(again.config) or "")
+    assert sglang.trouble(plain.config) is None
 
 
 LATENT = {
@@ -183,7 +183,7 @@ def test_a_draft_with_latent_attention_comes_back_from_its_folder(tmp_path: Path
     assert torch.equal(logits(again), logits(draft))
     assert again.config == draft.config
     assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
-    assert (vllm.sglang_trouble(draft.config) is None) == (num_layers == 1)
+    assert (sglang.trouble(draft.config) is None) == (num_layers == 1)
     # As published ones are: another type, the rotation under its old keys.
     rewrite(folder, model_type="kimi_k2", rope_parameters=None)
     again, _, _ = load_export(folder, draft.embed_tokens.weight)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from eyas.config.schema import EvaluateSettings, RunConfig
 from eyas.engines.info import EngineInfo, engine_info, engines_that
 from eyas.errors import UserError
-from eyas.registry import REFERENCE_ENGINE
 
 # What only an engine that serves reads; the decoder of this process is greedy, one request at a time.
 _SERVED_ONLY = ("benchmarks", "sweep_draft_tokens", "concurrency", "temperatures")
@@ -27,8 +26,8 @@ def check_abilities(config: RunConfig) -> None:
 
 
 def evaluates(info: EngineInfo) -> bool:
-    """Whether ``evaluate.engine`` may name it: it decodes with a draft, or is the one of this process."""
-    return info.decoder is not None or info.name == REFERENCE_ENGINE
+    """Whether ``evaluate.engine`` may name it: it decodes with a draft, or opens sessions for eyas to."""
+    return info.decoder is not None or info.opens_sessions
 
 
 def check_endpoint(config: RunConfig) -> None:
@@ -45,7 +44,7 @@ def check_endpoint(config: RunConfig) -> None:
 
 def check_evaluation(settings: EvaluateSettings) -> None:
     """Raises: UserError for settings that nothing would read without an engine that serves."""
-    if engine_info(settings.engine).decoder is not None or settings.endpoint:
+    if is_served(settings):
         return
     able = " or ".join(info.name for info in engines_that(lambda info: info.decoder))
     if not settings.in_process:
@@ -58,6 +57,11 @@ def check_evaluation(settings: EvaluateSettings) -> None:
             f"evaluate.{unread[0]} is measured in an engine that serves, and none is named",
             hint=f"set evaluate.engine={able}, or evaluate.endpoint=URL",
         )
+
+
+def is_served(settings: EvaluateSettings) -> bool:
+    """Whether the draft is also measured in an engine that serves, or at a server."""
+    return engine_info(settings.engine).decoder is not None or settings.endpoint is not None
 
 
 def engine_of(config: RunConfig, stage: str) -> EngineInfo | None:

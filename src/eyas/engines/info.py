@@ -32,12 +32,11 @@ class Installed:
 class DraftServer:
     """A server with a draft, as ``eyas serve`` is asked for it. ``extra`` words go to the engine unchanged.
 
-    ``kind`` and ``shape`` are the draft's, ``config`` is its config.json.
+    ``kind`` is the draft's, ``config`` its config.json.
     """
 
     draft: Path
     kind: str
-    shape: Any
     config: Mapping[str, Any]
     target: str
     num_draft_tokens: int
@@ -86,6 +85,7 @@ class EngineInfo:
     captures: bool = False
     captures_remotely: bool = False  # also from a server (extract.endpoint)
     generates: bool = False
+    opens_sessions: bool = False  # decodes step by step in this process (engines.base.TargetSession)
     serves: bool = False  # eyas serve knows the command of its server
     starts_server: bool = False  # ... and can start it here
     section: str | None = None  # its section of the run file; such an engine reserves memory ahead
@@ -154,8 +154,8 @@ class EngineInfo:
         """
         raise NotImplementedError
 
-    def draft_trouble(self, server: DraftServer) -> str | None:
-        """Say why it would not compute this draft as it was trained, or None."""
+    def draft_trouble(self, kind: str, shape: Any) -> str | None:
+        """Say why it would not compute a draft of this kind and shape as it was trained, or None."""
         return None
 
     def check_server(self, server: DraftServer, spec: "TargetSpec") -> None:
@@ -173,6 +173,12 @@ def engine_info(name: str) -> EngineInfo:
     """
     info: EngineInfo = registry.resolve(registry.ENGINES, name, "engine")
     return info
+
+
+def draft_troubles(kind: str, shape: Any) -> dict[str, str]:
+    """Return why engines would not compute a draft as it was trained, by their titles."""
+    found = {info.title: info.draft_trouble(kind, shape) for info in engines_that(lambda info: info.serves)}
+    return {title: trouble for title, trouble in found.items() if trouble}
 
 
 def engines_that(can: Callable[[EngineInfo], Any]) -> list[EngineInfo]:

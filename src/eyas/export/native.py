@@ -132,19 +132,6 @@ def _one_step(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> to
     return draft.logits(draft.carry(hidden))
 
 
-def sglang_trouble(config: DraftConfig) -> str | None:
-    """Say why SGLang would not compute this draft as it was trained, or None."""
-    if config.norm_before_residual:
-        return "SGLang adds to the hidden state, this draft to the normed one (norm_before_residual)"
-    if config.norm_before_fc:
-        return "SGLang has no norm of all aux layers as one (norm_before_fc)"
-    if config.has_own_embedding:
-        return "SGLang takes the target's embedding, this draft has its own"
-    if config.latent_attention is not None and config.num_layers > 1:
-        return "SGLang takes one layer of latent attention"
-    return None
-
-
 def _layer_kind(config: DraftConfig) -> dict[str, Any]:
     """Return the keys by which engines know the layer's class and its attention."""
     if config.latent_attention is None:

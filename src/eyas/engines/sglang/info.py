@@ -2,7 +2,7 @@
 
 import importlib.metadata
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eyas import registry
 from eyas.engines.info import DraftServer, EngineInfo, Installed
@@ -23,13 +23,13 @@ class SglangInfo(EngineInfo):
         version = self.installed().version
         yield Finding(self.name, "ok", version or "is not installed (eyas prints its command only)")
 
-    def draft_trouble(self, server: DraftServer) -> str | None:
-        trouble: str | None = registry.serving_module(server.kind, self.name).trouble(server.shape)
+    def draft_trouble(self, kind: str, shape: Any) -> str | None:
+        trouble: str | None = registry.drafter_file(kind, self.name).trouble(shape)
         return trouble
 
     def serve_command(self, server: DraftServer, on_cpu: bool) -> list[str]:
         draft = str(server.draft.resolve())
-        module = registry.serving_module(server.kind, self.name)
+        module = registry.drafter_file(server.kind, self.name)
         return [
             *("python", "-m", "sglang.launch_server", "--model-path", server.target, "--dtype", server.dtype),
             *module.arguments(draft, server.num_draft_tokens, server.config),

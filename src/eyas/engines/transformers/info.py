@@ -19,4 +19,5 @@ INFO = TransformersInfo(
     engine="eyas.engines.transformers.engine:TransformersEngine",
     captures=True,
     generates=True,
+    opens_sessions=True,
 )

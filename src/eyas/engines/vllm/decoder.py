@@ -18,7 +18,7 @@ from eyas.engines.vllm.session import first_line, shut_down, start_llm, vllm_env
 from eyas.engines.vllm.versions import RAW_LOGITS, check_draft_support, check_parallel, installed_version
 from eyas.errors import EyasError, UserError
 from eyas.files import read_json
-from eyas.registry import draft_kind, serving_module
+from eyas.registry import draft_kind, drafter_file
 from eyas.types import Failure, TargetSpec
 
 _BATCH_TOKENS = 8192
@@ -61,9 +61,7 @@ class VllmDecoder:
         before = set(multiprocessing.active_children())
         speculative = None
         if draft is not None:
-            speculative = serving_module(kind, "vllm").speculative_config(
-                str(draft), num_draft_tokens, config
-            )
+            speculative = drafter_file(kind, "vllm").speculative_config(str(draft), num_draft_tokens, config)
         with vllm_environment(plan):
             self.llm = _start(plan, speculative)
         self.engine: Any = self.llm.llm_engine

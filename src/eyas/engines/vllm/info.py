@@ -117,7 +117,7 @@ class VllmInfo(EngineInfo):
 
     def serve_command(self, server: DraftServer, on_cpu: bool) -> list[str]:
         draft = str(server.draft.resolve())
-        module = registry.serving_module(server.kind, self.name)
+        module = registry.drafter_file(server.kind, self.name)
         config = json.dumps(module.speculative_config(draft, server.num_draft_tokens, server.config))
         # The CPU build's server does not start by the short name: its distribution is not called vllm.
         short = ["vllm", "serve", server.target]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eyas.errors import UserError
-from eyas.registry import serving_module
+from eyas.registry import drafter_file
 from eyas.types import TargetSpec
 
 Way = Literal["native", "worker"]
@@ -191,7 +191,7 @@ def check_draft_support(spec: TargetSpec, kind: str) -> None:
         raise UserError(
             f"vLLM {_text(version)} does not serve these drafts; {_text(DRAFTS)} and later do", hint=INSTALL
         )
-    serving_module(kind, "vllm").check(version, features(version, spec.architecture), spec.architecture)
+    drafter_file(kind, "vllm").check(version, features(version, spec.architecture), spec.architecture)
 
 
 def features(version: Version, architecture: str) -> set[str]:
