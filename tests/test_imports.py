@@ -32,7 +32,9 @@ BASE = {
 # Beyond BASE and itself, each part may import these (a package, or single modules of one).
 MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"config", "commands"},
-    "commands": {"config", "stages", "plan", "capture", "report", "serving", "engines.checks", "engines.info"},
+    "commands": {
+        "config", "stages", "plan", "capture", "report", "serving", "engines.checks", "engines.info",
+    },
     "stages": {
         "config", "targets", "data", "engines", "store", "drafters", "train", "export", "evaluate", "scale",
         "trackers", "plan", "capture", "report", "serving",

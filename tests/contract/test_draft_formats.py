@@ -15,6 +15,7 @@ from eyas.drafters.eagle3 import sglang
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
+from eyas.export import native as vllm
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
 from eyas.types import TargetSpec, VocabMap
