@@ -23,7 +23,7 @@ FOLDERS = {
 # Of the records, and so of a run folder. A record of eyas 0.1 has no version.
 FORMAT_VERSION = 2
 # Stages of 0.1 whose folders (stores of states, exported drafts) are as they are now.
-_READ_OF_0_1 = {"extract", "export"}
+_READ_OF_0_1 = ("extract", "export")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

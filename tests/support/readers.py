@@ -220,7 +220,9 @@ GENUINE: dict[str, Callable[[], bytes]] = {
             }
         )
     ).encode(),
-    "stage record": lambda: json.dumps(seal({"stage": "x", "inputs": {}, "done": True})).encode(),
+    "stage record": lambda: json.dumps(
+        seal({"stage": "x", "format": 2, "inputs": {}, "done": True})
+    ).encode(),
     "target weights": lambda: save({"model.embed_tokens.weight": torch.ones(2, 3)}),
     "target index": lambda: b'{"weight_map": {"a.weight": "model-00001-of-00001.safetensors"}}',
 }  # fmt: skip

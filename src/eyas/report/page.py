@@ -5,10 +5,10 @@ from pathlib import Path
 
 from eyas.files import atomic_file
 from eyas.report import sections as parts
+from eyas.report.data_section import data_sections
 from eyas.report.html import html_page, html_table
 from eyas.report.serving_section import identical_of, served_rows, served_sections
 from eyas.serving.agreement import others_wrote
-from eyas.stages.inspect import prepared_sections
 from eyas.stages.run_context import RunContext, facts_of
 
 
@@ -71,7 +71,7 @@ def write_report(context: RunContext) -> Path:
         *(served_sections(report["served"]) if report["served"] else ()),
         *parts.examples(report),
         *parts.curves(facts_of(context, "train")["history"]),
-        *prepared_sections(context),
+        *data_sections(context.data_folder),
         *parts.layers(
             facts_of(context, "extract").get("layers", {}) | facts_of(context, "train").get("layers", {})
         ),

@@ -89,6 +89,12 @@ class RunContext:
         return self.folder("regenerate" if self.config.regenerate.enabled else "prepare")
 
     @property
+    def data_folder(self) -> Path:
+        """The samples' folder, or the prompts' where the samples do not exist yet."""
+        samples = self.samples_folder
+        return samples if (samples / "manifest.json").is_file() else self.folder("prepare")
+
+    @property
     def samples_stage(self) -> str:
         return "regenerate" if self.config.regenerate.enabled else "prepare"
 

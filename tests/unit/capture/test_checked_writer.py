@@ -12,8 +12,9 @@ from vllm_cases import make_model, mixed_samples, spec_of_model
 
 from eyas.capture import checked_writer as shelf_module
 from eyas.capture.capture_checks import check_states
-from eyas.capture.checked_writer import CheckedShardWriter
-from eyas.capture.statistics import table_of
+from eyas.capture.checked_writer import CheckedShardWriter, capture_into
+from eyas.capture.statistics import LayerSums, table_of
+from eyas.engines.fake.engine import FakeEngine
 from eyas.engines.probe import outside_envelope
 from eyas.errors import ContractError, EyasError
 from eyas.row_stats import measure_rows
@@ -209,3 +210,67 @@ def test_of_many_rows_the_ends_are_measured_again(spec: TargetSpec, row: int) ->
     with pytest.raises(ContractError, match="not the states that the engine measured"):
         check_states([spoil(whole, aux=aux)], [sample], spec, lambda norms: None)
     check_states([whole], [sample], spec, lambda norms: None)
+
+
+class Engine(FakeEngine):
+    """Counts the samples of each call."""
+
+    def __init__(self, spec: TargetSpec, streams: bool) -> None:
+        super().__init__(None, spec)
+        self.streams, self.calls = streams, list[list[str]]()
+
+    def capture(self, samples: Any) -> Any:
+        self.calls.append([])
+        for sample in samples:
+            self.calls[-1].append(sample.sample_id)
+            yield from super().capture([sample])
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_an_engine_that_does_not_stream_is_given_one_shard_at_a_time(
+    tmp_path: Path, spec: TargetSpec, streams: bool
+) -> None:
+    engine = Engine(spec, streams)
+    writer = ShardWriter(tmp_path, StoreManifest(spec, "data", (0, 2, 5, 6)))
+    with CheckedShardWriter(writer, lambda *_: table_less(spec), 0) as shelf:
+        assert len(list(capture_into(shelf, engine, SHARDS.items()))) == len(SAMPLES)
+        assert sorted(record.shard for record in shelf.drain()) == [0, 1, 2]
+    assert list(map(len, engine.calls)) == ([6] if streams else [2, 3, 1])
+
+
+def test_capture_into_is_done_when_all_is_written_and_says_what_is_lost(
+    tmp_path: Path, spec: TargetSpec
+) -> None:
+    class Losing(Engine):
+        def capture(self, samples: Any) -> Any:
+            yield from (item for item in super().capture(samples) if item.sample.sample_id != "s3")
+
+    writer = ShardWriter(tmp_path, StoreManifest(spec, "data", (0, 2, 5, 6)))
+    with (
+        CheckedShardWriter(writer, lambda *_: table_less(spec), 0) as shelf,
+        pytest.raises(ContractError, match="the engine lost 1 samples, such as s3"),
+    ):
+        list(capture_into(shelf, Losing(spec, True), SHARDS.items()))
+    assert sorted(read_journal(tmp_path)) == [0, 2]
+
+
+def test_states_are_made_our_own_before_they_are_kept(tmp_path: Path, spec: TargetSpec) -> None:
+    kept: list[int] = []
+
+    def own(item: HiddenStates) -> HiddenStates:
+        kept.append(len(item.sample))
+        return dataclasses.replace(item, aux=item.aux.clone())
+
+    writer = ShardWriter(tmp_path, StoreManifest(spec, "data", (0, 2, 5, 6)))
+    with CheckedShardWriter(writer, lambda *_: table_less(spec), 0) as shelf:
+        for _ in capture_into(shelf, Engine(spec, True), SHARDS.items(), own):
+            pass
+    assert kept == [len(s) for s in SAMPLES]
+
+
+def table_less(spec: TargetSpec) -> Any:
+    """Return the sums of no rows: a check that refuses nothing."""
+    return (
+        LayerSums.of(np.zeros((0, spec.num_aux_layers, 4), np.float32), 1),
+        LayerSums.of(np.zeros((0, 1, 4), np.float32), 1),
+    )

@@ -44,5 +44,5 @@ def test_prompts_are_taken_evenly() -> None:
 
 
 def test_answers_that_are_all_cut_earlier_are_refused() -> None:
-    with pytest.raises(UserError, match="is cut before evaluate.max_new_tokens=9 tokens"):
+    with pytest.raises(UserError, match=r"is cut before evaluate\.max_new_tokens=9 tokens"):
         choose_samples(store(sample("s", [8, 9], then=(4,))), 1, 9, [EOS])

@@ -73,7 +73,7 @@ def test_the_target_alone_has_no_acceptance_and_another_k_no_single_answers() ->
 
 
 def test_a_server_that_drafts_another_number_is_refused() -> None:
-    with pytest.raises(UserError, match="drafts 5 tokens a round, evaluate.num_draft_tokens is 2"):
+    with pytest.raises(UserError, match=r"drafts 5 tokens a round, evaluate\.num_draft_tokens is 2"):
         measure(Decoder(5), None, results(), SETTINGS, seed=5)
     measure(Decoder(2), None, results(), SETTINGS, seed=5)
 

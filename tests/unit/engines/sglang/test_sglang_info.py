@@ -43,5 +43,5 @@ def test_a_kind_of_draft_without_a_file_for_it_is_refused() -> None:
 
 
 def test_it_neither_captures_nor_decodes_nor_is_started_here() -> None:
-    assert not (INFO.captures or INFO.generates or INFO.starts_server or INFO.decoder)
+    assert [INFO.captures, INFO.generates, INFO.starts_server, INFO.decoder] == [False, False, False, None]
     assert INFO.serves
