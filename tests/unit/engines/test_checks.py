@@ -96,7 +96,7 @@ def test_only_the_engines_of_the_stages_asked_for_have_to_be_installed(
     assert refusal(check_installed, config, ["extract"]).what == "the engine vllm is not installed"
 
 
-def test_replicas_of_a_fleet_have_the_gpus_of_an_engine() -> None:
+def test_an_engine_of_another_number_of_gpus_than_a_replica_has_is_refused() -> None:
     settings = ("extract.engine=vllm", "vllm.tensor_parallel_size=4")
     error = refusal(check_fleet, config_of(*settings, "extract.fleet={replicas: 2, gpus_per_replica: 8}"))
     assert error.what == (
