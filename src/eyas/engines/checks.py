@@ -113,7 +113,7 @@ def check_engine_a_rank(config: RunConfig, num_ranks: int) -> None:
         )
 
 
-def check_gpu_share(config: RunConfig, training_bytes: int, gpu_bytes: int) -> None:
+def check_gpu_share(config: RunConfig, training_bytes: float, gpu_bytes: int) -> None:
     """Raises: UserError for an engine that reserves so much of a GPU that training lacks room."""
     info = engine_info(config.extract.engine)
     share = info.memory_share(config)

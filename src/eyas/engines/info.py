@@ -44,7 +44,7 @@ class DraftServer:
     host: str
     port: int
     tp_size: int
-    gpu_memory_utilization: float | None
+    gpu_memory_utilization: float
     extra: tuple[str, ...] = ()
 
 
