@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from eyas import commands
 from eyas.config.flags import EXTRACT_FLAGS
+from eyas.console import shown
 from eyas.errors import EyasError, did_you_mean
 from eyas.progress import say
 from eyas.registry import SERVING_ENGINE
@@ -91,7 +92,7 @@ class _Group(click.Group):
 @click.group("eyas", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 @click.version_option(package_name="eyas", prog_name="eyas")
 def cli() -> None:
-    """Train EAGLE-3 draft models for a target LLM and prove that they work."""
+    """Train draft models for a target LLM and prove that they work."""
 
 
 def _example(text: str) -> str:
@@ -99,7 +100,7 @@ def _example(text: str) -> str:
 
 
 def _complete_setting(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    from eyas.config.load import known_keys
+    from eyas.config.keys import known_keys
 
     return [f"{key}=" for key in known_keys() if key.startswith(begun)]
 
@@ -353,7 +354,7 @@ def completion(shell: str) -> None:
 
 def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
     """Run a command; show an error as what and hint, and exit with its code."""
-    with _interruptible() as interrupts:
+    with shown(), _interruptible() as interrupts:
         try:
             function(*arguments, **named)
         except KeyboardInterrupt:

@@ -1,8 +1,8 @@
 """Named implementations, imported only when asked for."""
 
 import importlib
+import importlib.metadata
 import importlib.util
-from collections.abc import Mapping
 from typing import Any
 
 from eyas.errors import UserError, did_you_mean
@@ -16,14 +16,16 @@ ENGINES = {
 }
 REFERENCE_ENGINE = "transformers"  # others are compared with it; it decodes in this process
 SERVING_ENGINE = "vllm"  # what eyas serve starts unless told otherwise
-DRAFTS = {
-    "eagle3": "eyas.drafters.eagle3.model:Eagle3Draft",
+# Kinds of draft: a package each, whose files eyas.drafters.base lists.
+DRAFTERS = {
+    "eagle3": "eyas.drafters.eagle3",
 }
+# Packages that are installed may bring further kinds: entry points of this group, NAME = PACKAGE.
+DRAFTER_GROUP = "eyas.drafters"
 EXPORTERS = {
-    "vllm": "eyas.export.native:VllmExporter",
+    "native": "eyas.export.native:NativeExporter",
     "speculators": "eyas.export.speculators:SpeculatorsExporter",
 }
-
 TRACKERS = {
     "mlflow": "eyas.trackers.mlflow:MlflowTracker",
     "tensorboard": "eyas.trackers.tensorboard:TensorBoardTracker",
@@ -58,20 +60,35 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def draft_kind(config: Mapping[str, Any]) -> str:
-    """Return the kind of the draft that a config.json describes."""
-    return str(config.get("eyas", {}).get("architecture", "eagle3"))
+def drafters() -> dict[str, str]:
+    """Return the package of every kind of draft, those of other installed packages included."""
+    found = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=DRAFTER_GROUP)}
+    return found | DRAFTERS
+
+
+def drafter(name: str) -> Any:
+    """Return the ``Drafter`` of a kind. Raises: UserError naming the closest known name."""
+    return drafter_file(name, "drafter").DRAFTER
+
+
+def has_drafter_file(name: str, file: str) -> bool:
+    """Whether a kind's folder holds FILE.py. Raises: UserError naming the closest known name."""
+    return importlib.util.find_spec(f"{_package_of(name)}.{file}") is not None
 
 
 def drafter_file(name: str, file: str) -> Any:
-    """Import a file of a draft kind's folder, such as ``vllm``: how that engine is told to serve it.
+    """Import a file of a kind's folder: ``settings``, ``export``, ``vllm`` and the others of its list.
 
     Raises: UserError naming the closest known name, or the file that the kind lacks.
     """
-    check(DRAFTS, name, "draft architecture")
-    module = f"{DRAFTS[name].partition(':')[0].rpartition('.')[0]}.{file}"
-    if importlib.util.find_spec(module) is None:
+    if not has_drafter_file(name, file):
         raise UserError(
             f"drafts of kind {name} have no {file}.py", hint="docs/extending.md lists the files of a kind"
         )
-    return importlib.import_module(module)
+    return importlib.import_module(f"{_package_of(name)}.{file}")
+
+
+def _package_of(name: str) -> str:
+    if name not in DRAFTERS:
+        check(drafters(), name, "draft architecture")
+    return DRAFTERS.get(name) or drafters()[name]

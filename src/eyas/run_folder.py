@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import eyas
 from eyas.config.load import flatten
 from eyas.errors import UserError
 from eyas.files import read_json, refusing_damaged, seal, unseal, write_json
+from eyas.typed_json import parse
 
 STAGES = ("prepare", "regenerate", "extract", "train", "export", "evaluate")
 FOLDERS = {
@@ -37,13 +39,26 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     with refusing_damaged(path, "redo the stage with --fresh"):
         record = unseal(read_json(path))
         stage, version = record["stage"], record.get("format")
-        record["inputs"], record["done"]
+        parse(_Common, {"output": None, "seconds": None} | {k: v for k, v in record.items() if k in _COMMON})
     if version != FORMAT_VERSION and not (version is None and stage in _READ_OF_0_1):
         raise UserError(
             f"{folder} was written by eyas {record.get('eyas')}; this version does not read its run folders",
             hint=f"redo it: eyas {stage} -c <run file> --fresh; or name another run_dir",
         )
     return record
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What all stages note; each adds facts of its kind."""
+
+    inputs: dict[str, Any]
+    done: bool
+    output: str | None
+    seconds: float | None
+
+
+_COMMON = {field.name for field in fields(_Common)}
 
 
 def write_record(folder: Path, stage: str, inputs: Any, **facts: Any) -> None:

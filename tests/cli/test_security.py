@@ -284,10 +284,13 @@ def test_netrc_gives_an_endpoint_its_password(
 def test_serve_does_not_show_the_key_it_hands_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from eyas.console import shown
     from eyas.stages import serve as module
 
     started: list[list[str]] = []
-    monkeypatch.setattr(module, "read_draft", lambda _: SimpleNamespace(config={}, shape=None))
+    monkeypatch.setattr(
+        module, "read_draft", lambda _: SimpleNamespace(architecture="eagle3", config={}, shape=None)
+    )
     for check in ("check_file", "check_port"):
         monkeypatch.setattr(module, check, lambda *_: None)
     monkeypatch.setattr(module, "check_target", lambda *_: make_spec())
@@ -296,7 +299,8 @@ def test_serve_does_not_show_the_key_it_hands_on(
     monkeypatch.setattr("eyas.engines.vllm.versions.check_draft_support", lambda *_: None)
     monkeypatch.setattr(os, "execvp", lambda _, words: started.append(words))
     extra = ("--api-key", PASSWORD, f"--hf-token={PASSWORD}", "--max-model-len", "512")
-    serve(ServeOptions(Path("draft"), target="target", extra=extra), print_only=False)
+    with shown():
+        serve(ServeOptions(Path("draft"), target="target", extra=extra), print_only=False)
     (words,) = started
     assert words[:2] == ["vllm", "serve"]
     assert tuple(words[-len(extra) :]) == extra

@@ -84,7 +84,7 @@ def test_a_folder_that_holds_no_draft(tmp_path: Path, tiny_target: Path) -> None
     assert_refused(eyas("serve", tmp_path), "has no config.json", "eyas export")
     screen = eyas("serve", tiny_target)
     assert screen.code == 2
-    assert "is no EAGLE-3 draft: its config.json names LlamaForCausalLM" in screen.err
+    assert "is no draft that eyas knows: its config.json names LlamaForCausalLM" in screen.err
 
 
 def test_a_changed_byte_and_a_truncated_file(draft: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_config_that_is_cut_off(draft: Path) -> None:
 def test_an_engine_that_is_not_installed(draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from eyas.engines.vllm import versions
 
-    monkeypatch.setattr(versions.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(versions, "is_installed", lambda: False)
     assert_refused(eyas("serve", draft), "vllm is not installed", "pip install")
 
 

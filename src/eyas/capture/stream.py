@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 
 from eyas.capture.capture_run import CaptureRun
@@ -23,8 +24,8 @@ from eyas.store.base import StateReader
 from eyas.store.window_store import Shares, StreamedStates, bytes_of
 from eyas.train.prefetch import Windows, whole
 from eyas.train.rank_errors import report_first_failure
-from eyas.train.ranks import Ranks, shares_of
-from eyas.train.step_plan import costs_of, plan_steps
+from eyas.train.ranks import Ranks
+from eyas.train.step_plan import StepPlan
 from eyas.types import HiddenStates, TokenizedSample
 
 
@@ -35,12 +36,14 @@ class Stream:
         self,
         run: CaptureRun,
         settings: TrainSettings,
+        cost_of: Callable[[np.ndarray], float],
         ranks: Ranks,
         seed: int,
         samples_fingerprint: str,
         fresh: bool,
     ) -> None:
-        """``samples_fingerprint`` identifies the samples; ``fresh`` deletes states that were kept in part.
+        """``cost_of`` tells about how much work a sample is; ``samples_fingerprint`` identifies the
+        samples; ``fresh`` deletes states that were kept in part.
 
         Raises: UserError for a sample that no engine can compute, or kept states that do not fit.
         """
@@ -50,11 +53,7 @@ class Stream:
         self.in_turns = StreamedStates(spec, self.samples, self._capture, data)
         self.states: StateReader = self.in_turns
         self.windows: Windows = self._windows
-        costs = costs_of(self.in_turns)
-        self.steps = [
-            shares_of(step, [float(costs[group].sum()) for group in step], ranks.size)
-            for step in plan_steps(self.in_turns.lengths, costs, settings, seed)
-        ]
+        self.steps = StepPlan.of(self.in_turns, cost_of, settings, seed, ranks.size).shares
         self.fleet = run.settings.fleet
         # Units that exist at a time: each rank's, and with a fleet each rank's next and one an engine.
         self.room = 2 * ranks.size + self.fleet.replicas if self.fleet else ranks.size
@@ -135,6 +134,7 @@ def _samples_of(steps: Sequence[Shares], rank: int) -> tuple[int, ...]:
 def streaming(
     run: CaptureRun,
     settings: TrainSettings,
+    cost_of: Callable[[np.ndarray], float],
     ranks: Ranks,
     *,
     seed: int,
@@ -152,7 +152,7 @@ def streaming(
     # The run's own folder is locked already; states elsewhere may be wanted by another run.
     shared = settings.keep_states and run.settings.states_dir is not None and ranks.is_first
     with run.states_folder.lock() if shared else nullcontext():
-        stream = Stream(run, settings, ranks, seed, samples_fingerprint, fresh)
+        stream = Stream(run, settings, cost_of, ranks, seed, samples_fingerprint, fresh)
         try:
             if stream.needs_engine:
                 _check_room(stream, settings.stream_bytes)

@@ -4,12 +4,13 @@
 neither torch nor the engine before a method needs them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eyas import registry
+from eyas.errors import UserError
 from eyas.findings import Finding
 
 if TYPE_CHECKING:
@@ -32,12 +33,11 @@ class Installed:
 class DraftServer:
     """A server with a draft, as ``eyas serve`` is asked for it. ``extra`` words go to the engine unchanged.
 
-    ``kind`` is the draft's, ``config`` its config.json.
+    ``kind`` is the draft's.
     """
 
     draft: Path
     kind: str
-    config: Mapping[str, Any]
     target: str
     num_draft_tokens: int
     dtype: str
@@ -138,6 +138,7 @@ class EngineInfo:
         assert self.decoder is not None
         if self.section is not None:
             settings["settings"] = getattr(config, self.section)
+        settings["kind"] = self.draft_file(config.draft.architecture)
         trust = config.target.trust_remote_code
         return registry.load(self.decoder)(folder, spec, trust_remote_code=trust, **settings)
 
@@ -154,9 +155,28 @@ class EngineInfo:
         """
         raise NotImplementedError
 
+    def draft_file(self, kind: str) -> Any:
+        """Return the file of a draft kind's folder that says how this engine is told to serve such a draft.
+
+        Raises: UserError for a kind without that file.
+        """
+        if not registry.has_drafter_file(kind, self.name):
+            raise UserError(
+                f"{self.title} serves no drafts of kind {kind}",
+                hint="leave evaluate.engine out; eyas evaluate decodes in this process",
+            )
+        return registry.drafter_file(kind, self.name)
+
     def draft_trouble(self, kind: str, shape: Any) -> str | None:
         """Say why it would not compute a draft of this kind and shape as it was trained, or None."""
-        return None
+        if not registry.has_drafter_file(kind, self.name):
+            return f"{self.title} serves no drafts of kind {kind}"
+        trouble: str | None = getattr(self.draft_file(kind), "trouble", lambda shape: None)(shape)
+        return trouble
+
+    def short_command(self, kind: str, target: str, num_draft_tokens: int) -> str:
+        """Return a command that a person serves a draft of this kind with, on several lines."""
+        raise NotImplementedError
 
     def check_server(self, server: DraftServer, spec: "TargetSpec") -> None:
         """Raises: UserError when the engine here cannot serve the target with this draft."""
@@ -179,6 +199,13 @@ def draft_troubles(kind: str, shape: Any) -> dict[str, str]:
     """Return why engines would not compute a draft as it was trained, by their titles."""
     found = {info.title: info.draft_trouble(kind, shape) for info in engines_that(lambda info: info.serves)}
     return {title: trouble for title, trouble in found.items() if trouble}
+
+
+def check_layers(kind: str, aux_layer_ids: Sequence[int]) -> None:
+    """Raises: UserError for layers that some engine cannot capture for a draft: one folder serves all."""
+    for info in engines_that(lambda info: info.serves):
+        if registry.has_drafter_file(kind, info.name):
+            getattr(info.draft_file(kind), "check_layers", lambda ids: None)(aux_layer_ids)
 
 
 def engines_that(can: Callable[[EngineInfo], Any]) -> list[EngineInfo]:

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
+
 from eyas.config.schema import RunConfig
 from eyas.engines.checks import engines_of
 from eyas.engines.info import EngineInfo, engine_info
@@ -117,11 +119,7 @@ def _trackers(config: RunConfig | None) -> Iterator[Finding]:
 
 
 def _memory(config: RunConfig | None) -> Iterator[Finding]:
-    path = Path("/proc/meminfo")
-    if not path.is_file():
-        return
-    values = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    free = int(values["MemAvailable"].split()[0]) * 1024
+    free = psutil.virtual_memory().available
     text = f"{free / 2**30:.1f} GiB available"
     if free < _SMALL_MEMORY:
         yield Finding("memory", "warning", text, "end other programs; eyas plan says what the run needs")

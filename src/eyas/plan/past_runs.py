@@ -1,6 +1,7 @@
 """Rates of runs that are done, for estimates of one like them."""
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -67,10 +68,16 @@ def _is_alike(run_dir: Path, config: RunConfig) -> bool:
     if not path.is_file():
         return False
     there, here = yaml.safe_load(path.read_text(encoding="utf-8")), config.model_dump(mode="json")
+    if _draft_of(there) != _draft_of(here):
+        return False
     engines = {config.extract.engine, config.regenerate.engine}
     keys = (("target", "model"), ("target", "dtype"), ("extract", "engine"), ("regenerate", "engine"),
-            ("regenerate", "endpoint"), ("regenerate", "batch_size"), ("draft", "vocab_size"),
-            ("train", "num_unroll_steps"), ("train", "device"), ("train", "compute_dtype"),
-            ("train", "batch_tokens"), ("evaluate", "max_new_tokens"),
+            ("regenerate", "endpoint"), ("regenerate", "batch_size"), ("train", "device"),
+            ("train", "compute_dtype"), ("train", "batch_tokens"), ("evaluate", "max_new_tokens"),
             *(key for name in engines for key in engine_info(name).speed_settings))  # fmt: skip
     return all(there.get(section, {}).get(key) == here[section][key] for section, key in keys)
+
+
+def _draft_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a draft's shape and training; where it starts from does not matter here."""
+    return {key: value for key, value in settings.get("draft", {}).items() if key != "init_from"}

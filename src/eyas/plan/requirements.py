@@ -4,13 +4,13 @@ import dataclasses
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from eyas.config.schema import RunConfig
-from eyas.drafters.eagle3.config import DraftConfig
 from eyas.engines.info import engine_info
 from eyas.plan import estimates
-from eyas.plan.estimates import Tokens
+from eyas.plan.estimates import PlannedDraft, Tokens
 from eyas.plan.target_size import TargetSize
 from eyas.run_folder import FOLDERS
 
@@ -30,7 +30,7 @@ class Need:
 
 
 def disk_needs(
-    config: RunConfig, shape: TargetSize, tokens: Tokens, draft: DraftConfig, states: Mapping[str, str]
+    config: RunConfig, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, states: Mapping[str, str]
 ) -> list[Need]:
     """Return what the stages that are not done will write; ``states`` says how far each stage is."""
     folder = config.run_dir
@@ -54,11 +54,11 @@ def disk_needs(
 
 
 def memory_needs(
-    config: RunConfig, shape: TargetSize, tokens: Tokens, draft: DraftConfig, gpu_memory: float | None
+    config: RunConfig, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, gpu_memory: float | None
 ) -> list[Need]:
     """Return what the engine and the trainer need; ``gpu_memory`` is in GiB, None: this machine's."""
     gpus = round(gpu_memory * 2**30) if gpu_memory else _gpu_bytes()
-    ram = _ram_bytes()
+    ram = int(psutil.virtual_memory().available)
     place = gpus if gpus is not None else ram
     info = engine_info(config.extract.engine)
     kind = "a GPU" if gpus is not None or info.gpus(config) else "memory"
@@ -91,12 +91,3 @@ def _gpu_bytes() -> int | None:
     import torch
 
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
-
-
-def _ram_bytes() -> int | None:
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        return None
-    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return int(values["MemAvailable"].split()[0]) * 1024

@@ -1,84 +1,79 @@
 """The model card beside a draft: what it is for, how it was made, what was measured and how."""
 
-import json
 from pathlib import Path
+from textwrap import indent
 
 import yaml
 
 import eyas
+from eyas.engines.info import engines_that
 from eyas.files import atomic_file
+from eyas.report.finished_run import FinishedRun
 from eyas.report.page import prediction_note, summary_rows
-from eyas.stages.run_context import RunContext, facts_of
 
 _NAME = "README.md"
 
 
-def write_card(context: RunContext) -> Path:
-    """Write README.md into the draft's folder and return its path; unmeasured drafts say so."""
-    target = context.config.target.model
+def write_card(run: FinishedRun, folder: Path) -> None:
+    """Write README.md into the draft's ``folder``; of a draft that is not measured it says so."""
+    target = run.config.target.model
     local = target.startswith((".", "/", "~", "demo:"))
     front = {
         "pipeline_tag": "text-generation",
-        "tags": ["eagle3", "speculative-decoding", "eyas"],
+        "tags": [run.drafter.name, "speculative-decoding", "eyas"],
         **({} if local else {"base_model": target}),
     }
     named = Path(target).name if local and not target.startswith("demo:") else target
-    evaluated = bool(facts_of(context, "evaluate").get("done"))
-    tokens = context.config.evaluate.num_draft_tokens
-    layers = ", ".join(map(str, context.spec.aux_layer_ids))
-    speculative = json.dumps({"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": tokens})
+    evaluated = bool(run.facts("evaluate").get("done"))
+    tokens = run.config.evaluate.num_draft_tokens
+    layers = ", ".join(map(str, run.spec.aux_layer_ids))
     text = f"""\
 ---
 {yaml.safe_dump(front, sort_keys=False).strip()}
 ---
 
-# EAGLE-3 draft for {named}
+# {run.drafter.title} draft for {named}
 
 A draft model for speculative decoding: it proposes tokens that {named} verifies, so that the answers are the
 target's own and come faster. It is of no use alone. Made by eyas {eyas.__version__}.
 
 ## Serve it
 
-    vllm serve {named} \\
-      --speculative-config '{speculative}'
-
-{_sglang(context, named)}
+{_commands(run, named, tokens)}
 
 It reads the target's hidden states after layers {layers}; engines take them from config.json.
 
 ## Measured
 
-{_measured(context) if evaluated else "Nothing has been measured with this draft: `eyas evaluate` does it."}
+{_measured(run) if evaluated else "Nothing has been measured with this draft: `eyas evaluate` does it."}
 
 ## Training
 
-{_training(context)}
+{_training(run)}
 """
-    path = context.folder("export") / _NAME
-    with atomic_file(path) as beside:
+    with atomic_file(folder / _NAME) as beside:
         beside.write_text(text, encoding="utf-8")
-    return path
 
 
-def _sglang(context: RunContext, named: str) -> str:
-    trouble = facts_of(context, "export").get("sglang_trouble")
-    if trouble:
-        return f"In vLLM only: {trouble}."
-    tokens = context.config.evaluate.num_draft_tokens
-    return (
-        f"    python -m sglang.launch_server --model-path {named} --speculative-algorithm EAGLE3 \\\n"
-        f"      --speculative-draft-model-path THIS_FOLDER --speculative-num-steps {tokens} \\\n"
-        f"      --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens + 1}"
-    )
+def _commands(run: FinishedRun, named: str, tokens: int) -> str:
+    """Say for each engine how it serves the draft, or why it does not; first those that eyas starts."""
+    kind, troubles = run.drafter.name, run.facts("export").get("engine_troubles", {})
+    said = []
+    for info in sorted(engines_that(lambda info: info.serves), key=lambda info: not info.starts_server):
+        if info.title in troubles:
+            said.append(f"Not in {info.title}: {troubles[info.title]}.")
+        else:
+            said.append(indent(info.short_command(kind, named, tokens), "    "))
+    return "\n\n".join(said)
 
 
-def _measured(context: RunContext) -> str:
-    rows = [(name, value.replace("|", "\\|")) for name, value in summary_rows(context)]
+def _measured(run: FinishedRun) -> str:
+    rows = [(name, value.replace("|", "\\|")) for name, value in summary_rows(run)]
     # The target's name as its owner's disk has it is nobody's business.
     rows = [(name, value) for name, value in rows if name != "target"]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    report, spec = facts_of(context, "evaluate")["report"], context.spec
-    note = prediction_note(context)
+    report, spec = run.evaluation, run.spec
+    note = prediction_note(run)
     return (
         f"| | |\n| --- | --- |\n{table}\n\nDecoded by eyas itself, a chain of "
         f"K = {report['num_draft_tokens']}, batch 1, on {report['device']}, the target in {spec.dtype}. "
@@ -87,23 +82,24 @@ def _measured(context: RunContext) -> str:
     )
 
 
-def _training(context: RunContext) -> str:
-    train, facts = context.config.train, facts_of(context, "train")
-    regenerate = context.config.regenerate
+def _training(run: FinishedRun) -> str:
+    train, facts = run.config.train, run.facts("train")
+    how = run.drafter.describe_training(run.config.draft)
+    regenerate = run.config.regenerate
     limit = regenerate.max_new_tokens
     whose = (
         f"the target's own answers (temperature {regenerate.temperature:g}, up to {limit} tokens)"
         if regenerate.enabled
         else "answers as they stood in the data"
     )
-    vocab_size = context.config.draft.vocab_size or context.spec.vocab_size
-    counts = facts_of(context, context.samples_stage).get("counts", {})
+    vocab_size = run.config.draft.vocab_size or run.spec.vocab_size
+    counts = run.counts
     return "\n".join(
         (
             f"- {counts.get('train_supervised_tokens', 0):,} supervised tokens of "
             f"{counts.get('train_conversations', 0):,} conversations, {whose}",
-            f"- {train.num_epochs} epochs, {facts.get('num_steps', 0):,} steps, {train.loss} loss, unrolled "
-            f"{train.num_unroll_steps} steps, learning rate {train.learning_rate:g}",
+            f"- {train.num_epochs} epochs, {facts.get('num_steps', 0):,} steps, {how}, "
+            f"learning rate {train.learning_rate:g}",
             f"- draft vocabulary of {vocab_size:,} tokens, which covers "
             f"{facts.get('coverage', 0):.2%} of the supervised ones",
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from eyas.config.schema import TargetSettings
+from eyas.drafters.common.stored import StoredDraft
 from eyas.engines.info import DraftServer
 from eyas.errors import UserError
-from eyas.export.read import StoredDraft
 from eyas.files import sha256_of_file
 from eyas.progress import say
 from eyas.targets.resolve_model import is_local, locate, locate_config

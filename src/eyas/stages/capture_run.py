@@ -9,11 +9,11 @@ from eyas.capture.capture_run import Actors, CaptureRun
 from eyas.capture.fleet import for_actors
 from eyas.capture.stream import Stream, check_gpu, streaming
 from eyas.config.load import LoadedConfig
-from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.base import DraftConfig
 from eyas.engines.base import Engine
 from eyas.engines.checks import check_engine_a_rank
 from eyas.errors import UserError
-from eyas.plan.estimates import training_memory
+from eyas.plan.estimates import PlannedDraft, training_memory
 from eyas.plan.target_size import read_target_size
 from eyas.stages.run_context import RunContext, facts_of
 from eyas.targets.weights import Weights
@@ -83,11 +83,14 @@ def open_stream(context: RunContext, draft: DraftConfig, ranks: Ranks) -> Iterat
     on_gpu = context.device == "cuda"
 
     def training_bytes(supervised_share: float) -> float:
-        return training_memory(config, draft, read_target_size(config.target), supervised_share)
+        planned = PlannedDraft(context.drafter, draft)
+        size = read_target_size(config.target, context.default_aux_layer_ids)
+        return training_memory(config, planned, size, supervised_share)
 
     with streaming(
         capture_run(context),
         config.train,
+        functools.partial(context.drafter.cost_of, settings=config.draft),
         ranks,
         seed=config.seed,
         samples_fingerprint=samples,

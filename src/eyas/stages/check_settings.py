@@ -6,8 +6,7 @@ from eyas import registry
 from eyas.capture.stream import check_stream
 from eyas.config.schema import RunConfig
 from eyas.engines.checks import check_abilities, check_evaluation, check_fleet, check_installed
-from eyas.export.speculators import check_servable
-from eyas.layer_ids import to_sglang
+from eyas.engines.info import check_layers, engine_info
 from eyas.run_folder import STAGES
 from eyas.stages.init_from import read_start
 from eyas.stages.run_context import RunContext, facts_of
@@ -34,7 +33,6 @@ def check_settings(context: RunContext, stages: Sequence[str] = STAGES) -> None:
 def check_names(config: RunConfig) -> None:
     """Raises: UserError for a name that nothing is registered under."""
     for table, name, kind in (
-        (registry.DRAFTS, config.draft.architecture, "draft architecture"),
         (registry.EXPORTERS, config.export.format, "export format"),
         *((registry.TRACKERS, name, "tracker") for name in config.train.trackers),
     ):
@@ -43,11 +41,15 @@ def check_names(config: RunConfig) -> None:
 
 def _check_draft(context: RunContext) -> None:
     config = context.config
-    to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
+    kind = config.draft.architecture
+    serving = engine_info(config.evaluate.engine)
+    if serving.decoder is not None:
+        serving.draft_file(kind)
+    check_layers(kind, context.draft_spec.aux_layer_ids)
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
     if config.export.format == "speculators":
-        check_servable(stored.shape if stored else shape)
+        registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
 
 
 # Each looks at the settings alone.

@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
+from eyas import registry
+from eyas.drafters.base import Drafter
 from eyas.engines.base import Prompt
 from eyas.engines.checks import is_served
 from eyas.errors import ContractError
 from eyas.evaluate.acceptance import predict_acceptance
-from eyas.evaluate.decode import DraftChain
 from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of
 from eyas.evaluate.in_process import Here, decode_here
 from eyas.evaluate.lossless import check_lossless
 from eyas.export.native import load_export
+from eyas.export.read import kind_of
 from eyas.files import fingerprint
 from eyas.progress import say
 from eyas.registry import REFERENCE_ENGINE
@@ -29,6 +31,7 @@ from eyas.serving.results import SO_FAR
 from eyas.stages.export import is_whole
 from eyas.stages.prepare import new_renderer
 from eyas.stages.run_context import RunContext, begin, finish
+from eyas.store.aux_subset import with_layers
 from eyas.targets.teacher import read_teacher
 
 
@@ -75,16 +78,23 @@ def _measure_here(context: RunContext) -> HeldOut:
     """Choose the prompts; predict their acceptance, and decode them if that is asked for."""
     settings, spec = context.config.evaluate, context.spec
     teacher = read_teacher(context.target_folder, spec).to(context.device, torch.float32)
-    draft, target_ids = _load_draft(context, teacher.embedding)
+    drafter, draft, target_ids = _load_draft(context, teacher.embedding)
     states = context.store("held_out")
     indices = choose_samples(states, settings.num_prompts, settings.max_new_tokens, spec.eos_token_ids)
     samples = [states.sample(index) for index in indices]
     prompts = [prompt_of(sample) for sample in samples]
     here = None
     if settings.in_process:
-        here = _decode(context, prompts, functools.partial(DraftChain, draft, target_ids))
+        here = _decode(context, prompts, functools.partial(drafter.proposer, draft, target_ids))
     predicted = predict_acceptance(
-        draft, teacher, target_ids, states, indices, settings.num_draft_tokens, settings.max_new_tokens
+        drafter,
+        draft,
+        teacher,
+        target_ids,
+        with_layers(states, context.draft_spec.aux_layer_ids),
+        indices,
+        settings.num_draft_tokens,
+        settings.max_new_tokens,
     )
     names = [prompt.prompt_id for prompt in prompts]
     stored = [first_answer(sample)[: settings.max_new_tokens] for sample in samples]
@@ -93,20 +103,21 @@ def _measure_here(context: RunContext) -> HeldOut:
     )
 
 
-def _load_draft(context: RunContext, embedding: torch.Tensor) -> tuple[Any, torch.Tensor]:
-    """Return the exported draft and its target ids, on the run's device.
+def _load_draft(context: RunContext, embedding: torch.Tensor) -> tuple[Drafter, Any, torch.Tensor]:
+    """Return the exported draft with its kind and its target ids, on the run's device.
 
     Raises: ContractError for a draft that was exported for another target.
     """
     draft, target_ids, config = load_export(context.folder("export"), embedding)
-    if config["eyas"]["target_fingerprint"] != context.spec.fingerprint:
+    if config["eyas"]["target_fingerprint"] != context.draft_spec.fingerprint:
         raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
-    return draft.to(context.device), target_ids.to(context.device)
+    drafter: Drafter = registry.drafter(kind_of(context.folder("export"), config))
+    return drafter, draft.to(context.device), target_ids.to(context.device)
 
 
 def _decode(context: RunContext, prompts: Sequence[Prompt], new_proposer: Any) -> Here:
     settings = context.config.evaluate
-    with closing(context.make_engine(REFERENCE_ENGINE)) as engine:
+    with closing(context.make_engine(REFERENCE_ENGINE, context.draft_spec)) as engine:
         return decode_here(
             engine,
             new_proposer,

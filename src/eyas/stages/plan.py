@@ -6,6 +6,7 @@ from typing import Any
 from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.plan import estimates
+from eyas.plan.estimates import PlannedDraft
 from eyas.plan.measure_rates import MeasuredRates, calibrate, read_rows
 from eyas.plan.past_runs import earlier_rates
 from eyas.plan.requirements import disk_needs, memory_needs
@@ -52,7 +53,7 @@ def plan(
     """
     given = given_rates(rates)
     config = context.config
-    shape = read_target_size(config.target)
+    shape = read_target_size(config.target, context.default_aux_layer_ids)
     spec = shape.spec
     notes = [f"the run would be refused: {shape.trouble}"] if shape.trouble else []
     states = {stage: _state(context, stage) for stage in stages_of(context)}
@@ -88,7 +89,8 @@ def plan(
         stage_plan(context.folder(stage), stage, states[stage], works.get(stage), known)
         for stage in stages_of(context)
     ]
-    draft = draft_config(context, config.draft.vocab_size or spec.vocab_size, spec)
+    shape_of_draft = draft_config(context, config.draft.vocab_size or spec.vocab_size, spec)
+    draft = PlannedDraft(context.drafter, shape_of_draft)
     return Plan(
         shape=shape,
         tokens=found,

@@ -14,6 +14,7 @@ from typing import Any
 
 from eyas.errors import EyasError, UserError
 from eyas.files import read_json, write_json
+from eyas.locks import is_same, started_s
 from eyas.progress import say
 from eyas.run_folder import FOLDERS, STAGES, read_record
 
@@ -39,7 +40,7 @@ def recorded(run_dir: Path) -> Iterator[None]:
     path = run_dir / FOLDER / "process.json"
     value = {
         "pid": os.getpid(),
-        "started": _start_of(os.getpid()),
+        "started": started_s(os.getpid()),
         "host": platform.node(),
         "began": time.time(),
         "command": shlex.join(sys.argv),
@@ -119,8 +120,8 @@ def is_alive(process: dict[str, Any]) -> bool:
     """Whether that very process still runs here: a later one of the same number is another."""
     if process.get("host") != platform.node() or "ended" in process:
         return False
-    started = _start_of(process["pid"])
-    return started is not None and started == process["started"]
+    started = process["started"]
+    return isinstance(started, float) and is_same(process["pid"], started)
 
 
 def status(run_dir: Path) -> dict[str, Any]:
@@ -211,18 +212,3 @@ def _read(run_dir: Path) -> dict[str, Any] | None:
     path = run_dir / FOLDER / "process.json"
     value: dict[str, Any] | None = read_json(path) if path.is_file() else None
     return value
-
-
-def _start_of(pid: int) -> str | None:
-    """Return the process's start time as its system counts it, or None when there is none (or a zombie)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else fields[19]
-    except OSError:
-        pass
-    if Path("/proc/self/stat").exists():
-        return None
-    done = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None

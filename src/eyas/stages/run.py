@@ -1,7 +1,6 @@
 """run: every stage in order; what is done already is left alone."""
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from eyas.errors import EyasError, UserError
 from eyas.files import remove_litter
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
-from eyas.progress_displays import Checklist, JsonLines, StatusFile
+from eyas.progress_displays import JsonLines, StatusFile
+from eyas.progress_terminal import Checklist, Terminal
 from eyas.report.card import write_card
 from eyas.report.page import print_summary, write_report
 from eyas.stages.check_settings import check_settings
@@ -22,7 +22,7 @@ from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
 from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
-from eyas.stages.run_context import RunContext, facts_of, interrupted
+from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted
 from eyas.stages.train import check_held_out, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
@@ -56,8 +56,10 @@ def run(context: RunContext, as_json: bool = False) -> None:
                 _run_shown(context, name)
                 if name == "prepare":
                     check_held_out(facts_of(context, name)["counts"].get("held_out_conversations", 0))
-            write_card(context)
-            page = write_report(context)
+            finished = finished_run(context)
+            write_card(finished, context.folder("export"))
+            page = run_dir / "report.html"
+            write_report(finished, page)
     except UserError:
         if not context.began:  # refused at its start: nothing has changed
             restore_files(run_dir, before)
@@ -65,9 +67,9 @@ def run(context: RunContext, as_json: bool = False) -> None:
                 run_dir.rmdir()
         raise
     if as_json:
-        JsonLines().event("result", report=facts_of(context, "evaluate")["report"], page=str(page))
+        JsonLines().event("result", report=finished.evaluation, page=str(page))
     else:
-        print_summary(context)
+        print_summary(finished)
         say(f"report: {page}")
 
 
@@ -80,11 +82,11 @@ def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
         except EyasError as error:
             screen.event("error", what=error.what, hint=error.hint, exit_code=error.exit_code)
             raise
-    elif sys.stderr.isatty():
+    elif isinstance(current_screen(), Terminal):
         with Checklist(stages) as checklist:
             yield checklist
     else:
-        yield Screen()
+        yield current_screen()
 
 
 def _run_shown(context: RunContext, name: str) -> None:

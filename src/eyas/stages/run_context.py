@@ -1,5 +1,6 @@
 """One run as its stages see it: settings, folders, target, and what each stage records."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,14 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from eyas import registry
 from eyas.config.explain import to_commented_yaml
 from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
+from eyas.drafters.layers_read import captured_by_default, layers_read
 from eyas.engines.info import engine_info
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
+from eyas.report.finished_run import FinishedRun
 from eyas.run_folder import FOLDERS, STAGES, begin_record, read_record, write_record
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
@@ -43,7 +47,23 @@ class RunContext:
 
     @cached_property
     def spec(self) -> TargetSpec:
-        return read_target(self.target_folder, self.config.target)
+        """The target, with the aux layers that are captured."""
+        return read_target(self.target_folder, self.config.target, self.default_aux_layer_ids)
+
+    @cached_property
+    def draft_spec(self) -> TargetSpec:
+        """The target, with those aux layers that the draft reads. Raises: UserError for one not captured."""
+        ids = layers_read(self.drafter, self.config.draft, self.spec)
+        return dataclasses.replace(self.spec, aux_layer_ids=ids)
+
+    @property
+    def default_aux_layer_ids(self) -> Callable[[int], tuple[int, ...]]:
+        return captured_by_default(self.drafter, self.config.draft)
+
+    @property
+    def drafter(self) -> Any:
+        """The kind of draft that is trained: an ``eyas.drafters.base.Drafter``."""
+        return registry.drafter(self.config.draft.architecture)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -98,11 +118,12 @@ class RunContext:
     def samples_stage(self) -> str:
         return "regenerate" if self.config.regenerate.enabled else "prepare"
 
-    def make_engine(self, name: str, **settings: Any) -> Any:
+    def make_engine(self, name: str, spec: TargetSpec | None = None, **settings: Any) -> Any:
+        """Load the target into an engine; with ``spec`` it captures other layers than the run does."""
         info = engine_info(name)
         # Only here is the whole model needed.
         folder = locate(self.config.target.model, self.config.target.revision)
-        return info.start(self.config, folder, self.spec, self.device, **settings)
+        return info.start(self.config, folder, spec or self.spec, self.device, **settings)
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.
@@ -162,6 +183,12 @@ def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
     """Return a finished stage's record."""
     record = read_record(context.folder(stage))
     return record or {}
+
+
+def finished_run(context: RunContext) -> FinishedRun:
+    """Return what reports are made from."""
+    records = {stage: facts_of(context, stage) for stage in STAGES}
+    return FinishedRun(context.loaded, context.drafter, context.draft_spec, records, context.data_folder)
 
 
 def next_command(context: RunContext, stage: str) -> None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eyas.config.secrets import without_secrets
+from eyas.drafters.common.stored import StoredDraft
 from eyas.engines.info import DraftServer, EngineInfo, engine_info, engines_that
 from eyas.errors import UserError
-from eyas.export.read import StoredDraft, read_draft
+from eyas.export.read import read_draft
 from eyas.progress import say
-from eyas.registry import SERVING_ENGINE, draft_kind
+from eyas.registry import SERVING_ENGINE
 from eyas.serving.fit import check_file, check_memory, check_port, check_target, recorded_target
 from eyas.targets.resolve_model import locate
 
@@ -76,8 +77,7 @@ def serve(options: ServeOptions, print_only: bool) -> None:
 def _server(options: ServeOptions, stored: StoredDraft, target: str) -> DraftServer:
     return DraftServer(
         draft=options.draft,
-        kind=draft_kind(stored.config),
-        config=stored.config,
+        kind=stored.architecture,
         target=target,
         num_draft_tokens=options.num_draft_tokens,
         dtype=options.dtype or recorded_target(stored).get("dtype") or "auto",

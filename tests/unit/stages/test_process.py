@@ -80,7 +80,9 @@ def test_another_process_of_the_same_number_is_not_taken_for_the_run(tmp_path: P
     path = tmp_path / process.FOLDER / "process.json"
     value = json.loads(path.read_text())
     del value["ended"]
-    path.write_text(json.dumps(value | {"pid": os.getpid(), "started": "1"}))
+    path.write_text(json.dumps(value | {"pid": os.getpid(), "started": value["started"] - 60}))
+    assert not is_alive(json.loads(path.read_text()))
+    path.write_text(json.dumps(value | {"pid": os.getpid(), "started": "1"}))  # as an older eyas wrote it
     assert not is_alive(json.loads(path.read_text()))
     with pytest.raises(UserError, match="nothing works on"):
         stop(tmp_path)

@@ -2,9 +2,8 @@
 
 import importlib.metadata
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from eyas import registry
 from eyas.engines.info import DraftServer, EngineInfo, Installed
 from eyas.findings import Finding
 
@@ -23,16 +22,18 @@ class SglangInfo(EngineInfo):
         version = self.installed().version
         yield Finding(self.name, "ok", version or "is not installed (eyas prints its command only)")
 
-    def draft_trouble(self, kind: str, shape: Any) -> str | None:
-        trouble: str | None = registry.drafter_file(kind, self.name).trouble(shape)
-        return trouble
+    def short_command(self, kind: str, target: str, num_draft_tokens: int) -> str:
+        words = self.draft_file(kind).arguments("THIS_FOLDER", num_draft_tokens)
+        pairs = [" ".join(words[i : i + 2]) for i in range(0, len(words), 2)]
+        lines = [f"python -m sglang.launch_server --model-path {target} {pairs[0]}"]
+        lines += [f"  {' '.join(pairs[i : i + 2])}" for i in range(1, len(pairs), 2)]
+        return " \\\n".join(lines)
 
     def serve_command(self, server: DraftServer, on_cpu: bool) -> list[str]:
         draft = str(server.draft.resolve())
-        module = registry.drafter_file(server.kind, self.name)
         return [
             *("python", "-m", "sglang.launch_server", "--model-path", server.target, "--dtype", server.dtype),
-            *module.arguments(draft, server.num_draft_tokens, server.config),
+            *self.draft_file(server.kind).arguments(draft, server.num_draft_tokens),
             *(("--tp", str(server.tp_size)) if server.tp_size > 1 else ()),
             *("--mem-fraction-static", str(server.gpu_memory_utilization)),
             *("--enable-metrics", "--host", server.host, "--port", str(server.port), *server.extra),

@@ -17,15 +17,16 @@ from eyas.engines.vllm.engine_args import Plan, engine_arguments
 from eyas.engines.vllm.session import first_line, shut_down, start_llm, vllm_environment, watch
 from eyas.engines.vllm.versions import RAW_LOGITS, check_draft_support, check_parallel, installed_version
 from eyas.errors import EyasError, UserError
-from eyas.files import read_json
-from eyas.registry import draft_kind, drafter_file
 from eyas.types import Failure, TargetSpec
 
 _BATCH_TOKENS = 8192
 
 
 class VllmDecoder:
-    """``draft`` is an exported folder, None for the target alone; ``max_length`` covers prompt and answer."""
+    """``draft`` is an exported folder, None for the target alone; ``max_length`` covers prompt and answer.
+
+    ``kind`` is the ``vllm.py`` of the draft's kind.
+    """
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class VllmDecoder:
         *,
         draft: Path | None,
         num_draft_tokens: int,
+        kind: Any,
         settings: VllmSettings,
         max_length: int,
         max_concurrency: int,
@@ -41,8 +43,6 @@ class VllmDecoder:
         in_process: bool = False,
     ) -> None:
         check_parallel(spec, settings.tensor_parallel_size)
-        config = read_json(draft / "config.json") if draft is not None else {}
-        kind = draft_kind(config)
         check_draft_support(spec, kind)
         self.spec, self.has_draft, self.in_process = spec, draft is not None, in_process
         self._numbers = itertools.count()
@@ -59,10 +59,8 @@ class VllmDecoder:
         )
         self._closing = threading.Event()
         before = set(multiprocessing.active_children())
-        speculative = None
-        if draft is not None:
-            speculative = drafter_file(kind, "vllm").speculative_config(str(draft), num_draft_tokens, config)
         with vllm_environment(plan):
+            speculative = None if draft is None else kind.speculative_config(str(draft), num_draft_tokens)
             self.llm = _start(plan, speculative)
         self.engine: Any = self.llm.llm_engine
         processes = set(multiprocessing.active_children()) - before
@@ -151,14 +149,14 @@ class VllmDecoder:
             raise EyasError(f"vLLM stopped: {first_line(error)}", hint="its own log is above") from error
 
 
-def _start(plan: Plan, speculative: dict[str, Any] | None) -> Any:
+def _start(plan: Plan, speculative_config: dict[str, Any] | None) -> Any:
     from vllm.platforms import current_platform
 
     own: dict[str, Any] = {"skip_tokenizer_init": True, "use_tqdm_on_load": False}
     own["disable_log_stats"] = False  # or there are no counters
     if installed_version() >= RAW_LOGITS:
         own["logprobs_mode"] = "raw_logits"
-    if speculative is not None:
-        own["speculative_config"] = speculative
+    if speculative_config is not None:
+        own["speculative_config"] = speculative_config
     # Prefix caching stays off: prompts are answered several times over, and it would flatter the later ones.
     return start_llm(engine_arguments(plan, Path(), current_platform.is_cpu(), **own))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eyas import registry
 from eyas.engines.info import CaptureServer, DraftServer, EngineInfo, Installed, TargetSize
 from eyas.errors import UserError
 from eyas.findings import Finding
@@ -112,13 +111,17 @@ class VllmInfo(EngineInfo):
     def check_server(self, server: DraftServer, spec: "TargetSpec") -> None:
         from eyas.engines.vllm import versions
 
-        versions.check_draft_support(spec, server.kind)
+        versions.check_draft_support(spec, self.draft_file(server.kind))
         versions.check_parallel(spec, server.tp_size)
+
+    def short_command(self, kind: str, target: str, num_draft_tokens: int) -> str:
+        config = json.dumps(self.draft_file(kind).speculative_config("THIS_FOLDER", num_draft_tokens))
+        return f"vllm serve {target} \\\n  --speculative-config '{config}'"
 
     def serve_command(self, server: DraftServer, on_cpu: bool) -> list[str]:
         draft = str(server.draft.resolve())
-        module = registry.drafter_file(server.kind, self.name)
-        config = json.dumps(module.speculative_config(draft, server.num_draft_tokens, server.config))
+        kind = self.draft_file(server.kind)
+        config = json.dumps(kind.speculative_config(draft, server.num_draft_tokens))
         # The CPU build's server does not start by the short name: its distribution is not called vllm.
         short = ["vllm", "serve", server.target]
         long = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", server.target]

@@ -7,10 +7,9 @@ import os
 import platform
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from eyas.errors import UserError
-from eyas.registry import drafter_file
 from eyas.types import TargetSpec
 
 Way = Literal["native", "worker"]
@@ -21,7 +20,7 @@ OLDEST: Version = (0, 16)
 # 0.17 to 0.23 wrote them with every step (through 0.21 every rank to the same file).
 FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
-DRAFTS: Version = (0, 22)  # older ones serve none of eyas' kinds of drafts as they were trained
+DRAFTS: Version = (0, 22)  # no kind of draft asks for an older one
 # Before, asking for logits in place of log-probabilities started another, slower model runner.
 RAW_LOGITS: Version = (0, 26)
 # Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
@@ -181,33 +180,29 @@ def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
         )
 
 
-def check_draft_support(spec: TargetSpec, kind: str) -> None:
-    """Raises: UserError when the installed vLLM cannot serve a draft of this kind for this target.
+def check_draft_support(spec: TargetSpec, kind: Any) -> None:
+    """Raises: UserError when the installed vLLM cannot serve a draft for this target.
 
-    What a target's architecture supports is asked of its class; nothing is loaded for it.
+    ``kind`` is the ``vllm.py`` of the draft's kind: the oldest version, and what to ask. What a target's
+    architecture supports is asked of its class; nothing is loaded for it.
     """
     version = installed_version()
-    if version < DRAFTS:
+    if version < kind.OLDEST:
         raise UserError(
-            f"vLLM {_text(version)} does not serve these drafts; {_text(DRAFTS)} and later do", hint=INSTALL
+            f"vLLM {_text(version)} does not serve these drafts; {_text(kind.OLDEST)} and later do",
+            hint=INSTALL,
         )
-    drafter_file(kind, "vllm").check(version, features(version, spec.architecture), spec.architecture)
-
-
-def features(version: Version, architecture: str) -> set[str]:
-    """Return the names of vLLM's model interfaces (``supports_...``) that its class of a target has.
-
-    Raises: UserError for an architecture that it does not know.
-    """
     from vllm.model_executor.models import interfaces
     from vllm.model_executor.models.registry import ModelRegistry
 
-    if architecture not in ModelRegistry.get_supported_archs():
-        raise UserError(f"vLLM {_text(version)} does not know {architecture}", hint=INSTALL)
-    model = ModelRegistry.models[architecture].load_model_cls()
-    own = [f for f in vars(interfaces).values() if getattr(f, "__module__", None) == interfaces.__name__]
-    asked = [f for f in own if getattr(f, "__name__", "").startswith("supports_")]
-    return {has.__name__ for has in asked if has(model)}
+    if spec.architecture not in ModelRegistry.get_supported_archs():
+        raise UserError(f"vLLM {_text(version)} does not know {spec.architecture}", hint=INSTALL)
+    architecture = ModelRegistry.models[spec.architecture].load_model_cls()
+    if not getattr(interfaces, kind.TARGET_INTERFACE)(architecture):
+        raise UserError(
+            f"vLLM {_text(version)} cannot serve this kind of draft for {spec.architecture}",
+            hint="a later version may; SGLang too: eyas serve --print --engine sglang",
+        )
 
 
 def _check_preloaded(version: Version) -> None:

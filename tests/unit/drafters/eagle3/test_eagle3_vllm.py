@@ -1,22 +1,19 @@
 """Which vLLM serves an EAGLE-3 draft, for which target."""
 
 import pytest
+from tiny import make_spec
 
-from eyas.drafters.eagle3.vllm import check, speculative_config
+from eyas.drafters.eagle3 import vllm
+from eyas.engines.vllm import versions
 from eyas.errors import UserError
 
 
-def test_a_version_that_ignores_its_norms_is_refused() -> None:
+def test_a_version_that_ignores_its_norms_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed_version", lambda: (0, 21))
     with pytest.raises(UserError, match=r"vLLM 0\.21 does not serve these drafts; 0\.22 and later do"):
-        check((0, 21), {"supports_eagle3"}, "LlamaForCausalLM")
-    check((0, 22), {"supports_eagle3"}, "LlamaForCausalLM")
-
-
-def test_a_target_without_the_interface_is_refused_by_its_name() -> None:
-    with pytest.raises(UserError, match="cannot serve an EAGLE-3 draft for MixtralForCausalLM"):
-        check((0, 32), {"supports_pp"}, "MixtralForCausalLM")
+        versions.check_draft_support(make_spec(), vllm)
 
 
 def test_the_configuration_names_folder_and_draft_tokens() -> None:
-    found = speculative_config("/drafts/d", 5, {})
+    found = vllm.speculative_config("/drafts/d", 5)
     assert found == {"method": "eagle3", "model": "/drafts/d", "num_speculative_tokens": 5}

@@ -15,7 +15,6 @@ def server(kind: str = "eagle3", tp_size: int = 1) -> DraftServer:
     return DraftServer(
         draft=Path("/drafts/d"),
         kind=kind,
-        config={},
         target="/models/t",
         num_draft_tokens=3,
         dtype="bfloat16",

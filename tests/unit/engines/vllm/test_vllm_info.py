@@ -88,7 +88,7 @@ def test_the_trouble_of_a_missing_engine_names_the_package(monkeypatch: pytest.M
 
 def test_the_command_of_a_cpu_build_starts_its_module_and_reserves_no_gpu(tmp_path: Path) -> None:
     server = DraftServer(
-        draft=tmp_path, kind="eagle3", config={}, target="/models/t", num_draft_tokens=2, dtype="float32",
+        draft=tmp_path, kind="eagle3", target="/models/t", num_draft_tokens=2, dtype="float32",
         host="127.0.0.1", port=8000, tp_size=1, gpu_memory_utilization=0.9,
     )  # fmt: skip
     words = INFO.serve_command(server, on_cpu=True)
