@@ -36,6 +36,7 @@ LIGHT = (
     "errors",
     "files",
     "findings",
+    "guard",
     "layer_ids",
     "progress",
     "progress_displays",

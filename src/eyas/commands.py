@@ -1,4 +1,8 @@
-"""What each command does once its arguments are read; what it needs is imported when it runs."""
+"""What each command does once its arguments are read.
+
+A verb and what it stands on (torch, transformers) take seconds to import. They are imported when a command
+runs, after its settings have been read: help, completion and a wrong setting answer at once.
+"""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Every kind of draft keeps the contract of ``eyas.drafters.base``; a toy that no file of eyas knows does too."""
+"""Every kind of draft keeps the contract of ``eyas.drafters.base``, and so does one that eyas does not know."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def states(tiny_engine: Any) -> list[HiddenStates]:
 
 
 def new_trainer(kind: str, root: Path, target: Path, states: list[HiddenStates], **train: Any) -> Trainer:
-    """Return a trainer as the train stage makes it, with the kind's own defaults on the layers that are there."""
+    """Return a trainer as the train stage makes it, with the kind's defaults on the layers that exist."""
     root.mkdir(parents=True, exist_ok=True)
     drafter, settings = registry.drafter(kind), draft_settings_of(kind)(architecture=kind)
     store = MemoryStore(spec_of(target), states)

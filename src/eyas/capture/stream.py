@@ -11,7 +11,7 @@ import torch
 from eyas.capture.capture_run import CaptureRun
 from eyas.capture.sample_checks import train_samples
 from eyas.capture.statistics import table_of
-from eyas.capture.stream_cache import Keeper
+from eyas.capture.stream_cache import StreamCache
 from eyas.capture.stream_engine import StreamEngine
 from eyas.capture.windows import Unit, WindowSource
 from eyas.config.schema import RunConfig, TrainSettings
@@ -70,14 +70,16 @@ class Stream:
         self.source: WindowSource | None = None
         self._busy_before_s = 0.0
         self.kept_from = len(bounds)  # the window from which on all states are kept
-        self.keeper: Keeper | None = None
+        self.cache: StreamCache | None = None
         if settings.keep_states:
             ends = list(accumulate(len(unit.samples) for unit in self.units))
             self.first_epoch = self.units[: ends.index(len(self.samples)) + 1]
-            self.keeper = Keeper(run.states_folder, spec, ranks, self.samples, data, self.first_epoch, fresh)
-        if self.keeper and self.keeper.whole:
-            say(f"train: all states are kept in {self.keeper.folder}; no engine is needed")
-            self.states, self.windows = self.keeper.whole, whole
+            self.cache = StreamCache(
+                run.states_folder, spec, ranks, self.samples, data, self.first_epoch, fresh
+            )
+        if self.cache and self.cache.whole:
+            say(f"train: all states are kept in {self.cache.folder}; no engine is needed")
+            self.states, self.windows = self.cache.whole, whole
 
     @property
     def needs_engine(self) -> bool:
@@ -105,24 +107,24 @@ class Stream:
             for start, end in [bounds[unit.window]]
             if _samples_of(self.steps[max(start, first) : min(end, last)], unit.rank)
         ]
-        if self.keeper and self.keeper.will_be_whole(coming):
+        if self.cache and self.cache.will_be_whole(coming):
             self.kept_from = self.first_epoch[-1].window + 1
         self.source.begin([unit for unit in coming if unit.window < self.kept_from])
         return self.in_turns.windows(steps, first, last)
 
     def _capture(self, samples: Sequence[TokenizedSample], number: int) -> Sequence[HiddenStates]:
         if number >= self.kept_from:
-            assert self.keeper is not None
+            assert self.cache is not None
             if self.source and self.source.shares_device:
                 self.close()  # its memory is better used
-            return [self.keeper.read(sample) for sample in samples]
+            return [self.cache.read(sample) for sample in samples]
         assert self.source is not None
         unit = self._own[number]
         window = self.source.capture(unit, samples)
         self.num_captured += sum(map(len, samples))
         self.figures.append(window.figures)
-        if self.keeper:
-            self.keeper.keep(unit, window.states, window.figures)
+        if self.cache:
+            self.cache.keep(unit, window.states, window.figures)
         return window.states
 
 
@@ -212,8 +214,8 @@ def facts_of_stream(stream: Stream) -> dict[str, Any]:
     everyone = stream.ranks.gather((own, stream.figures))
     total = {name: sum(found[name] for found, _ in everyone) for name in own}
     figures = [one for _, found in everyone for one in found]
-    if not stream.needs_engine and stream.keeper and stream.keeper.whole:
-        figures = stream.keeper.whole.figures
+    if not stream.needs_engine and stream.cache and stream.cache.whole:
+        figures = stream.cache.whole.figures
     size = stream.ranks.size
     trainer_s, waited_s = total["trainer_s"] / size, total["waited_s"] / size
     engines = total["engine_s"] / total["trainer_s"] if trainer_s else None

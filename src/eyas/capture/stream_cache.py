@@ -62,7 +62,7 @@ class KeptStates:
         return states
 
 
-class Keeper:
+class StreamCache:
     """Writes the units of the first epoch, each a shard, and reads them once all are there.
 
     Of several ranks each writes its own, to a journal of its own.

@@ -64,9 +64,9 @@ class EngineFleet:
             place, name = ranks.on_first(self._open)
             if not ranks.is_first:
                 self._stack.enter_context(joined(place))
-                from eyas.scale.result_mailbox import Desk
+                from eyas.scale.result_mailbox import ResultMailbox
 
-                self._desk = Desk.find(name)
+                self._mailbox = ResultMailbox.find(name)
         except BaseException:
             self._stack.close()
             raise
@@ -132,21 +132,21 @@ class EngineFleet:
             )
 
     def _open(self) -> tuple[ClusterAddress, str]:
-        """Start Ray or join it; return its address and the desk's name, for the other ranks."""
+        """Start Ray or join it; return its address and the mailbox's name, for the other ranks."""
         with as_if_alone():
             place = self._stack.enter_context(cluster(self.actors.address, self.settings.replicas))
         check_room(self.settings)
-        from eyas.scale.result_mailbox import Desk
+        from eyas.scale.result_mailbox import ResultMailbox
 
-        self._desk = Desk.open()
-        return place, self._desk.name
+        self._mailbox = ResultMailbox.open()
+        return place, self._mailbox.name
 
     def _say_why(self, unit: Unit, found: BaseException) -> NoReturn:
         if self._error is not None:
             raise self._error
-        from eyas.scale.result_mailbox import DeskClosed
+        from eyas.scale.result_mailbox import MailboxClosed
 
-        if isinstance(found, DeskClosed) and not self.ranks.is_first:
+        if isinstance(found, MailboxClosed) and not self.ranks.is_first:
             raise RankLeft from found
         raise EyasError(
             f"{unit} did not arrive: {' '.join(str(found).split())[:300]}",
@@ -156,17 +156,17 @@ class EngineFleet:
     def _drive(self, fleet: "Fleet") -> None:
         try:
             for unit, reference in fleet.results():
-                self._desk.put((unit.window, unit.rank), reference)
+                self._mailbox.put((unit.window, unit.rank), reference)
                 del reference
         except BaseException as error:
             self._error = error
-            self._desk.close()
+            self._mailbox.close()
 
     def _take(self, windows: Sequence[int]) -> None:
         """Fetch this rank's units, in order, as soon as they are there."""
         try:
             for window in windows:
-                self._arrived.put(self._desk.take((window, self.ranks.rank)))
+                self._arrived.put(self._mailbox.take((window, self.ranks.rank)))
         except BaseException as error:
             self._arrived.put(error)
 

@@ -16,8 +16,8 @@ from toy_drafter.model import ToyDraft
 
 @dataclass(frozen=True)
 class ToyPlan:
-    """rows [R] at which a round can start; drawn [R], those that are trained; teacher, judged [R, S]: each token's
-    index among the supervised positions, and whether there is one. A token counts while all before it do."""
+    """rows [R] at which a round can start; drawn [R], those that are trained; teacher, judged [R, S]: each
+    token's index among the supervised positions, and whether there is one. A token counts while all before it do."""
 
     rows: torch.Tensor
     drawn: torch.Tensor

@@ -9,7 +9,7 @@ import torch
 from tiny import make_spec
 
 from eyas.capture.final_state_check import FinalStateCheck, count_misses
-from eyas.capture.states_batch import Bundle
+from eyas.capture.states_batch import StatesBatch
 from eyas.errors import ContractError
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TokenizedSample
@@ -50,7 +50,7 @@ def check(known: Sequence[HiddenStates]) -> FinalStateCheck:
 
 def refused(found: FinalStateCheck, *states: HiddenStates) -> str:
     with pytest.raises(ContractError) as caught:
-        found(Bundle.of(states))
+        found(StatesBatch.of(states))
     return caught.value.what
 
 
@@ -59,7 +59,7 @@ def test_greedy_answers_are_judged_against_all_tokens_of_the_answer() -> None:
     assert all(misses == 0 for misses, _ in count_misses(known, TEACHER, against_all=True))
     found = check(known)
     assert (found.against_all, found.usual_misses) == (True, 0.02)
-    found(Bundle.of([answered(9), answered(10)]))
+    found(StatesBatch.of([answered(9), answered(10)]))
 
 
 def test_states_of_another_request_or_shifted_by_a_row_are_refused_by_name() -> None:
@@ -75,13 +75,13 @@ def test_answers_by_others_are_judged_against_one_token_each() -> None:
     found = check(known)
     assert found.usual_misses is not None
     assert not found.against_all
-    found(Bundle.of([answered(9, share=0.85)]))
+    found(StatesBatch.of([answered(9, share=0.85)]))
 
 
 def test_tokens_are_not_judged_where_the_target_predicts_too_few() -> None:
     found = check([answered(i, share=0.1) for i in range(4)])
     assert found.usual_misses is None
-    found(Bundle.of([dataclasses.replace(answered(5), last=answered(6).last)]))
+    found(StatesBatch.of([dataclasses.replace(answered(5), last=answered(6).last)]))
     assert check([]).usual_misses is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import make_spec, random_samples
 
-from eyas.capture.states_batch import Bundle, all_within, bounds_of, place_of
+from eyas.capture.states_batch import StatesBatch, all_within, bounds_of, place_of
 from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError
 from eyas.row_stats import HIGH, LOW, NORM, TOTAL, measure_rows
@@ -39,15 +39,15 @@ def test_all_within_asks_each_part_by_itself() -> None:
     assert all_within(both, np.array([0, 2, 3, 6])).tolist() == [[True, False], [False, True], [True, False]]
 
 
-def test_a_bundle_holds_the_statistics_of_each_row_sample_by_sample() -> None:
+def test_a_batch_holds_the_statistics_of_each_row_sample_by_sample() -> None:
     states = captured()
-    bundle = Bundle.of(states)
-    assert bundle.aux.shape == (sum(map(len, SAMPLES)), SPEC.num_aux_layers, 4)
-    assert bundle.aux_bounds.tolist() == np.cumsum([0, *map(len, SAMPLES)]).tolist()
-    assert np.diff(bundle.last_bounds).tolist() == [int(s.supervised.sum()) for s in SAMPLES]
+    batch = StatesBatch.of(states)
+    assert batch.aux.shape == (sum(map(len, SAMPLES)), SPEC.num_aux_layers, 4)
+    assert batch.aux_bounds.tolist() == np.cumsum([0, *map(len, SAMPLES)]).tolist()
+    assert np.diff(batch.last_bounds).tolist() == [int(s.supervised.sum()) for s in SAMPLES]
     row, layer = 2, 1
     values = states[3].aux[row, layer]
-    found = bundle.aux[bundle.aux_bounds[3] + row, layer]
+    found = batch.aux[batch.aux_bounds[3] + row, layer]
     assert found[LOW] == float(values.min())
     assert found[HIGH] == float(values.max())
     assert found[TOTAL] == pytest.approx(float(values.sum()), rel=1e-4, abs=1e-4)
@@ -57,7 +57,7 @@ def test_a_bundle_holds_the_statistics_of_each_row_sample_by_sample() -> None:
 def test_some_samples_measured_by_the_engine_and_some_here_give_the_same() -> None:
     states = captured()
     mixed = [measured(s) if i % 2 else s for i, s in enumerate(states)]
-    one, two = Bundle.of(states), Bundle.of(mixed)
+    one, two = StatesBatch.of(states), StatesBatch.of(mixed)
     assert np.array_equal(one.aux, two.aux)
     assert np.array_equal(one.last, two.last)
 
@@ -66,4 +66,4 @@ def test_the_sample_that_changed_after_it_was_measured_is_named() -> None:
     states = [measured(s) for s in captured()]
     states[2] = dataclasses.replace(states[2], aux=states[2].aux * 1.01)
     with pytest.raises(ContractError, match="sample-2: these are not the states that the engine measured"):
-        Bundle.of(states)
+        StatesBatch.of(states)
