@@ -133,8 +133,11 @@ class EngineInfo:
         return registry.load(self.engine)(folder, spec, device=device, trust_remote_code=trust, **settings)
 
     def start_decoder(self, config: "RunConfig", folder: Path, spec: "TargetSpec", **settings: Any) -> Any:
-        """Return a ``Decoder``: ``draft`` (folder or None), ``num_draft_tokens``, ``max_length`` and
-        ``max_concurrency`` are among the ``settings``."""
+        """Return a ``Decoder`` of the target in ``folder``.
+
+        ``settings`` hold ``draft`` (folder or None), ``num_draft_tokens``, ``max_length`` and
+        ``max_concurrency``; the class also gets ``kind``, the file of the draft's kind for this engine.
+        """
         assert self.decoder is not None
         if self.section is not None:
             settings["settings"] = getattr(config, self.section)
