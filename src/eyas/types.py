@@ -2,7 +2,8 @@
 
 Axis letters, one legend for the package:
     T tokens of a sample     A aux layers            D target width     V target vocabulary
-    W draft vocabulary       K unroll steps          R supervised rows  N tokens of several samples
+    W draft vocabulary       S steps of a draft on its own states (draft.ttt_steps)
+    K draft tokens a round   R supervised rows       N tokens of several samples
 """
 
 from __future__ import annotations

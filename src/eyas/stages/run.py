@@ -15,12 +15,12 @@ from eyas.progress_displays import JsonLines, StatusFile
 from eyas.progress_terminal import Checklist, Terminal
 from eyas.report.card import write_card
 from eyas.report.page import print_summary, write_report
+from eyas.run_process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.check_settings import check_settings
 from eyas.stages.evaluate import evaluate
 from eyas.stages.export import export
 from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
-from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
 from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted
 from eyas.stages.train import check_held_out, train

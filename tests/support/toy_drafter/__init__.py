@@ -1,1 +1,1 @@
-"""A kind of draft that no file of eyas knows: each token of a round is predicted from one state, by itself."""
+"""A kind of draft that no file of eyas knows: it drafts each token of a round by itself."""
