@@ -47,7 +47,7 @@ from eyas.drafters.eagle3.settings import Settings
 from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
-from eyas.engines.transformers import TransformersEngine, batches_by_length
+from eyas.engines.transformers.engine import TransformersEngine, batches_by_length
 from eyas.files import fingerprint
 from eyas.targets.resolve_model import locate
 from eyas.targets.spec import read_target

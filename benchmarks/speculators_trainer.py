@@ -30,7 +30,7 @@ from acceptance_table import SUITES
 from safetensors.torch import save_file
 
 from eyas.config.schema import TargetSettings, TrainSettings
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.export.native import load_export
 from eyas.targets.resolve_model import locate
 from eyas.targets.spec import read_target

@@ -27,7 +27,7 @@ def run_one(name: str, out: Path) -> None:
     from tiny import answered_states, make_trainer, spec_of
     from vllm_cases import mixed_samples, reference_states, states_by_id, worst_difference
 
-    from eyas.engines.transformers import TransformersEngine
+    from eyas.engines.transformers.engine import TransformersEngine
     from eyas.engines.vllm.engine import VllmEngine
 
     result: dict[str, Any] = {}

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from eyas import commands
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.config.paths import expand_home
 from eyas.errors import EyasError, did_you_mean
 from eyas.guard import guarded, show_error
+from eyas.registry import SERVING_ENGINE
 
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "
@@ -45,6 +47,29 @@ class _UserPath(click.Path):
 _PATH = _UserPath(path_type=Path)
 _NAME_OR_PATH = _UserPath()
 _NAME_OR_PATH.name = "text"  # in help texts: it may be a hub id too
+
+
+class _Engines(click.ParamType):
+    """The name of an engine; the known ones are looked up when a command reads its words."""
+
+    name = "engine"
+
+    def __init__(self, names: Callable[[], list[str]]) -> None:
+        self.names = names
+
+    def _choice(self) -> click.Choice[str]:
+        return click.Choice(self.names())
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return self._choice().get_metavar(param, ctx)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return self._choice().convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return self._choice().shell_complete(ctx, param, incomplete)
 
 
 class _Group(click.Group):
@@ -135,8 +160,8 @@ _OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
     "regenerate": [_ENDPOINT],
     "evaluate": [
         _ENDPOINT,
-        click.option("--engine", type=click.Choice(["transformers", "vllm"]),
-                     help="vllm: measure the draft there as well, and compare"),
+        click.option("--engine", type=_Engines(commands.evaluating_engines),
+                     help="an engine that serves: measure the draft there as well, and compare"),
     ],
     "extract": [click.option(flag.name, type=flag.kind, help=flag.help) for flag in reversed(EXTRACT_FLAGS)],
     "export": [
@@ -159,7 +184,7 @@ for _name, _summary, _command in _STAGES:
     type=_NAME_OR_PATH,
     help="model folder or hub id  [default: the one the draft was trained for]",
 )
-@click.option("--engine", type=click.Choice(["vllm", "sglang"]), default="vllm", show_default=True)
+@click.option("--engine", type=_Engines(commands.serving_engines), default=SERVING_ENGINE, show_default=True)
 @click.option("--print", "print_only", is_flag=True, help="print the engine's command instead of starting it")
 @click.option(
     "-k",
@@ -183,7 +208,7 @@ for _name, _summary, _command in _STAGES:
 @_debug
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE ARGUMENTS]...")
 def serve(debug: bool, **arguments: Any) -> None:
-    """Serve a target with its DRAFT folder in vLLM, after checking that they fit.
+    """Serve a target with its DRAFT folder, after checking that they fit.
 
     Further arguments go to the engine as they are, e.g. --max-model-len 8192.
     """

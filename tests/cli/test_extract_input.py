@@ -33,7 +33,7 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("eyas.engines.transformers.TransformersEngine.__init__", load)
+    monkeypatch.setattr("eyas.engines.transformers.engine.TransformersEngine.__init__", load)
     monkeypatch.setattr("eyas.engines.vllm.engine.Session", load)
 
 

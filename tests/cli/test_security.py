@@ -289,19 +289,22 @@ def test_serve_does_not_show_the_key_it_hands_on(
     from eyas.stages import serve as module
 
     started: list[list[str]] = []
-    monkeypatch.setattr(module, "read_draft", lambda _: SimpleNamespace(architecture="eagle3"))
-    monkeypatch.setattr(module, "_check_file", lambda *_: None)
-    monkeypatch.setattr(module, "_check_target", lambda *_: make_spec())
-    monkeypatch.setattr(module, "_check_port", lambda *_: None)
-    monkeypatch.setattr(module, "_check_memory", lambda *_: False)
+    monkeypatch.setattr(
+        module, "read_draft", lambda _: SimpleNamespace(architecture="eagle3", config={}, shape=None)
+    )
+    for check in ("check_file", "check_port"):
+        monkeypatch.setattr(module, check, lambda *_: None)
+    monkeypatch.setattr(module, "check_target", lambda *_: make_spec())
+    monkeypatch.setattr(module, "check_memory", lambda *_: False)
     monkeypatch.setattr(module, "locate", Path)
     monkeypatch.setattr("eyas.engines.vllm.versions.check_draft_support", lambda *_: None)
-    monkeypatch.setattr(module, "command", lambda options, *_: ["vllm", *options.extra])
-    monkeypatch.setattr(module.os, "execvp", lambda _, words: started.append(words))
+    monkeypatch.setattr(os, "execvp", lambda _, words: started.append(words))
     extra = ("--api-key", PASSWORD, f"--hf-token={PASSWORD}", "--max-model-len", "512")
     with shown():
         serve(ServeOptions(Path("draft"), target="target", extra=extra), print_only=False)
-    assert started == [["vllm", *extra]]
+    (words,) = started
+    assert words[:2] == ["vllm", "serve"]
+    assert tuple(words[-len(extra) :]) == extra
     shown = capsys.readouterr().err
     assert "--api-key '***' '--hf-token=***' --max-model-len 512" in shown
     assert PASSWORD not in shown

@@ -10,7 +10,7 @@ from tiny import answered_states, make_trainer, random_samples, spec_of
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.export.native import NativeExporter, load_export
 from eyas.targets.architectures import FAMILIES
 from eyas.targets.quantized import read_weight

@@ -19,7 +19,7 @@ from eyas.cli import cli
 from eyas.config.schema import TargetSettings
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.engines.vllm.engine_args import Plan, engine_arguments
 from eyas.errors import UserError
 from eyas.export.native import VllmExporter

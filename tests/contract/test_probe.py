@@ -18,7 +18,7 @@ from eyas.engines.probe import (
     probe_samples,
     row_norms,
 )
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 

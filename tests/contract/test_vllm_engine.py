@@ -24,7 +24,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import ProbeOutput, Prompt, Sampling
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.engines.vllm import state_transfer as staging
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.state_transfer import layer_digests

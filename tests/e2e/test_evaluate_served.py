@@ -23,7 +23,7 @@ from tiny import spec_of, write_jsonl
 from eyas.config.load import load_config
 from eyas.config.schema import VllmSettings
 from eyas.drafters.eagle3 import vllm
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.stages.run_context import RunContext
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")

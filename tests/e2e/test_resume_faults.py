@@ -131,7 +131,7 @@ def test_an_engine_that_dies_loses_only_what_was_in_flight(
     run: Run, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.go_back_before(stage)
-    monkeypatch.setitem(registry.ENGINES, "transformers", "bad_engines:Crashing")
+    monkeypatch.setitem(registry.ENGINES, "transformers", "bad_engines:CrashingInfo")
     screen = eyas(stage, "-c", run.run_file)
     assert screen.code == 1
     assert "CUDA error: out of memory" in screen.err

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from test_stream_run import ALONE, TRAIN, CrashingLate, make, record, write_streamed
 
 from eyas.config.load import load_config
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.errors import EyasError
 from eyas.stages import capture_run, train
 from eyas.stages.run_context import RunContext

@@ -12,7 +12,7 @@ import torch
 from pipeline import Screen, eyas, snapshot, write_run
 from safetensors.torch import load_file
 
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.store.window_store import StreamedStates
 from eyas.train.checkpoint import best_checkpoint
 from eyas.types import Failure, HiddenStates, TokenizedSample

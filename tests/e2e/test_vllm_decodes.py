@@ -26,7 +26,7 @@ from eyas.drafters.eagle3 import vllm
 from eyas.drafters.eagle3.propose import DraftChain
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.spec_decode_metrics import SpecCounters
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.evaluate.decode import decode_plain, decode_speculative
 from eyas.export.native import load_export
 from eyas.targets.teacher import read_teacher

@@ -11,7 +11,7 @@ from eyas.capture.capture_run import Actors, CaptureRun
 from eyas.config.schema import ExtractSettings
 from eyas.data.prepared import SPLITS, PreparedWriter, Split
 from eyas.engines.base import Engine
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.store.storage import folder_of
 from eyas.types import TargetSpec, TokenizedSample
 

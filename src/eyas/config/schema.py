@@ -266,8 +266,8 @@ class EvaluateSettings(Section):
     in_process: bool = Field(
         True, description="decode in this process; false for targets too large for transformers here"
     )
-    engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="vllm: measure the draft there as well, and compare"
+    engine: str = Field(
+        "transformers", description="an engine that serves (vllm): measure the draft there too, and compare"
     )
     endpoint: str | None = Field(
         None, description="measure a server that runs with the draft, e.g. http://127.0.0.1:8000/v1"

@@ -6,6 +6,7 @@ from typing import Any
 
 from eyas.config.flags import EXTRACT_FLAGS
 from eyas.config.schema import TargetSettings
+from eyas.engines.info import engines_that
 from eyas.errors import UserError
 from eyas.layer_ids import check_aux_layer_ids, check_convention, parse_layer_ids
 from eyas.progress import say
@@ -27,7 +28,8 @@ def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tup
     if "prepared_data" in given:
         settings += ["regenerate.enabled=false", "data.sources=[]"]
     if "endpoint" in given and not any(s.startswith("extract.engine=") for s in settings):
-        settings.append("extract.engine=vllm")
+        able = engines_that(lambda info: info.captures_remotely)
+        settings.append(f"extract.engine={able[0].name}")
     ids = _layer_ids(given, numbers)
     if ids is not None:
         settings.append(f"target.aux_layer_ids={list(ids)}")

@@ -14,6 +14,7 @@ from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
 from eyas.drafters.layers_read import captured_by_default, layers_read
+from eyas.engines.info import engine_info
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
@@ -124,14 +125,10 @@ class RunContext:
 
     def make_engine(self, name: str, spec: TargetSpec | None = None, **settings: Any) -> Any:
         """Load the target into an engine; with ``spec`` it captures other layers than the run does."""
-        engine = registry.resolve(registry.ENGINES, name, "engine")
-        trust = self.config.target.trust_remote_code
-        own = getattr(self.config, name, None)
-        if own is not None:  # an engine with a section of its own also reserves memory ahead
-            settings |= {"settings": own, "max_length": self.config.data.max_length}
+        info = engine_info(name)
         # Only here is the whole model needed.
         folder = locate(self.config.target.model, self.config.target.revision)
-        return engine(folder, spec or self.spec, device=self.device, trust_remote_code=trust, **settings)
+        return info.start(self.config, folder, spec or self.spec, self.device, **settings)
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.

@@ -14,7 +14,7 @@ from eyas.capture import checked_writer as writer_module
 from eyas.capture.capture_checks import check_states
 from eyas.capture.checked_writer import CheckedShardWriter, capture_into
 from eyas.capture.statistics import LayerSums, table_of
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.engines.probe import outside_envelope
 from eyas.errors import ContractError, EyasError
 from eyas.row_stats import measure_rows

@@ -8,7 +8,7 @@ from capture_cases import make_capture_run, samples_of
 
 from eyas.capture.stream_engine import StreamEngine
 from eyas.capture.windows import Unit
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.engines.probe import ProbeError
 from eyas.errors import EyasError
 from eyas.types import TargetSpec

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import make_spec, random_samples
 
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError, UserError
 from eyas.safetensors_io import checksum_of_file
 from eyas.store import shards

@@ -12,7 +12,7 @@ from tiny import make_target, spec_of
 from transformers import AutoTokenizer
 
 from eyas.config.schema import TargetSettings
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.errors import ContractError, UserError
 from eyas.targets import config
 from eyas.targets.architectures import family_of
