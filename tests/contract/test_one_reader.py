@@ -1,4 +1,4 @@
-"""Serve, plan, extract and the vLLM engine get one answer to what a target is, for every family and oddity."""
+"""Serve, plan, extract and vLLM get one answer to what a target is, for every family and oddity."""
 
 import importlib.util
 import json

@@ -161,7 +161,7 @@ ODDITIES: dict[str, Oddity] = {
         tied_in_text_only,
         "gemma3-wrapped",
         wrapped=True,
-        in_transformers="ties Llama 4 only by itself; eyas sets the wrapper's value, then states and logits agree",
+        in_transformers="ties Llama 4 only; eyas sets the wrapper's value, then the logits agree",
         in_vllm="not run",
     ),
     "head twice": Oddity(
