@@ -75,18 +75,6 @@ def flush_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def mode_of_umask(path: Path) -> Iterator[None]:
-    """Give ``path`` the mode of any new file, although a library replaces it by a private one.
-
-    The safetensors library writes a temporary file of mode 0600 and renames it.
-    """
-    path.touch()  # the process's umask cannot be read without changing it for all threads
-    mode = path.stat().st_mode & 0o777
-    yield
-    path.chmod(mode)
-
-
-@contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path beside ``path``; on success it is flushed and renamed, on failure removed."""
     path.parent.mkdir(parents=True, exist_ok=True)

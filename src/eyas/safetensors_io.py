@@ -3,7 +3,8 @@
 import json
 import math
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,8 +13,6 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-
-from eyas.files import mode_of_umask
 
 DTYPES = {
     "F64": torch.float64,
@@ -122,6 +121,18 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], mm
         flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=entry.start) if count else None
         tensors[name] = torch.empty(entry.shape, dtype=dtype) if flat is None else flat.view(entry.shape)
     return tensors, metadata, mapped
+
+
+@contextmanager
+def mode_of_umask(path: Path) -> Iterator[None]:
+    """Give ``path`` the mode of any new file, although a library replaces it by a private one.
+
+    The safetensors library writes a temporary file of mode 0600 and renames it.
+    """
+    path.touch()  # the process's umask cannot be read without changing it for all threads
+    mode = path.stat().st_mode & 0o777
+    yield
+    path.chmod(mode)
 
 
 def save_tensors(

@@ -9,8 +9,9 @@ import warnings
 from pathlib import Path
 
 from eyas.errors import UserError, did_you_mean
-from eyas.files import atomic_folder, mode_of_umask
+from eyas.files import atomic_folder
 from eyas.progress import say
+from eyas.safetensors_io import mode_of_umask
 from eyas.targets.remote import cache_folder
 
 DEMO_PREFIX = "demo:"
