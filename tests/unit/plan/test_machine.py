@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from pipeline import write_run
+from version_bounds import floors
 
 from eyas.config.load import load_config
 from eyas.config.schema import RunConfig
 from eyas.findings import Finding
-from eyas.plan.machine import machine_findings
+from eyas.plan.machine import LOWEST, machine_findings
 
 
 @pytest.fixture
@@ -54,3 +55,9 @@ def test_an_endpoint_that_listens_is_ok(config: RunConfig) -> None:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
         asking = config.regenerate.model_copy(update={"endpoint": url})
         assert finding(config.model_copy(update={"regenerate": asking}), "endpoint").state == "ok"
+
+
+def test_the_lowest_versions_of_doctor_are_those_of_the_package_and_have_muon() -> None:
+    lowest = floors()
+    assert {name: lowest[name] for name in LOWEST} == LOWEST
+    assert tuple(map(int, LOWEST["torch"].split("."))) >= (2, 9), "torch.optim.Muon is new in 2.9"

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 from pipeline import eyas, write_run
-from version_bounds import floors
 
 from eyas.config.load import load_config
 from eyas.findings import Finding
@@ -58,9 +57,3 @@ def test_the_exit_code_tells_programs(tmp_path: Path, tiny_target: Path) -> None
     assert good.code == 0, good.out
     assert {"subject", "state", "text", "remedy"} == set(json.loads(good.out)[0])
     assert eyas("doctor", "-c", run_file, "target.model=./nowhere").code == 1
-
-
-def test_the_lowest_versions_of_doctor_are_those_of_the_package_and_have_muon() -> None:
-    lowest = floors()
-    assert {name: lowest[name] for name in doctor.LOWEST} == doctor.LOWEST
-    assert tuple(map(int, doctor.LOWEST["torch"].split("."))) >= (2, 9), "torch.optim.Muon is new in 2.9"

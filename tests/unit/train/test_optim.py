@@ -77,3 +77,10 @@ def test_draft_heads_that_do_not_divide_are_refused(heads: int | None, kv_heads:
     with pytest.raises(UserError, match=r"draft\.num_") as caught:
         draft_config_for(make_spec(), 20, None, heads, kv_heads)
     assert caught.value.hint
+
+
+def test_without_a_warm_up_the_first_step_has_the_whole_rate() -> None:
+    settings = TrainSettings(learning_rate=1.0, warmup_share=0.0)
+    assert learning_rate(0, 100, settings) == 1.0
+    assert learning_rate(1, 100, settings) == 1.0
+    assert learning_rate(2, 100, settings) < 1.0
