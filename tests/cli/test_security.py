@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipeline import change_json, eyas, write_run
 from safetensors.torch import save_file
+from tiny import make_spec, make_tokenizer, spec_of
 
 import eyas as package
 from eyas.data.chat import ChatRenderer, RenderError
@@ -29,8 +31,6 @@ from eyas.targets.spec import read_target
 from eyas.targets.weights import Weights
 from eyas.train.checkpoint import best_checkpoint
 from eyas.types import Conversation, Message, TargetSpec
-from pipeline import change_json, eyas, write_run
-from tiny import make_spec, make_tokenizer, spec_of
 
 SOURCES = sorted(Path(package.__file__).parent.rglob("*.py"))
 PASSWORD, TOKEN = "hunter2-is-secret", "hf_" + "A1b2C3d4" * 4

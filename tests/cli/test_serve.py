@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from eyas.stages import serve as serve_module
 from machine import free_port
 from pipeline import Screen, change_json, eyas, write_run
 from tiny import make_target
+
+from eyas.stages import serve as serve_module
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from batched_decode import decode
+from tiny import answered_states, make_trainer
 
 from eyas.evaluate.decode import DraftChain, decode_speculative
 from eyas.train.loop import Trainer
-from tiny import answered_states, make_trainer
 
 LIMIT = 24
 

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from machine import free_port, wait_until
 
 pytest.importorskip("ray", reason="ray is not installed")

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import make_target, random_samples, spec_of
 
 from eyas import registry
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.fake import FakeEngine
 from eyas.errors import ContractError
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
-from tiny import make_target, random_samples, spec_of
 
 
 def engine_param(name: str) -> Any:

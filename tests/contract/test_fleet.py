@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed")
 
 import ray
+from machine import wait_until
 from ray.cluster_utils import Cluster
 
 from eyas.config.schema import FleetSettings
@@ -18,7 +19,6 @@ from eyas.errors import ContractError, EyasError, UserError
 from eyas.scale.cluster import check_room
 from eyas.scale.fleet import Fleet
 from eyas.scale.work_queue import Units
-from machine import wait_until
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]
 

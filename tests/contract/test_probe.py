@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from vllm_cases import make_model, mixed_samples, sample_of, spec_of_model
 
 from eyas.engines.base import ProbeOutput
 from eyas.engines.probe import (
@@ -20,7 +21,6 @@ from eyas.engines.probe import (
 from eyas.engines.transformers import TransformersEngine
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
-from vllm_cases import make_model, mixed_samples, sample_of, spec_of_model
 
 AUX = (1, 2, 3)
 Spoil = Callable[[ProbeOutput], ProbeOutput | Failure]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from batched_decode import decode
+from tiny import answered_states, make_trainer
 
 from eyas.drafters.common.acceptance import Acceptance, replay_answers
 from eyas.drafters.common.batch import pack_batch
@@ -13,7 +14,6 @@ from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
 from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.evaluate.decode import DraftChain, decode_speculative
-from tiny import answered_states, make_trainer
 
 LIMIT, K = 24, 4
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from vllm_cases import (
     NUM_LAYERS,
     make_model,

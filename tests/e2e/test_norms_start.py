@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
 from pipeline import eyas, write_run
+from safetensors.torch import load_file
 
 
 @pytest.mark.parametrize("fc_norm", [True, False])

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from pipeline import eyas, write_run
 
 PROMPTS = [

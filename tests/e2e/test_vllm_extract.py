@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from vllm_cases import (
     VOCAB_SIZE,
     make_model,

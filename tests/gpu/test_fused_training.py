@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from train_cases import Case, make_case
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.common.batch import pack_batch
@@ -15,7 +16,6 @@ from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
 from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.train.optim import Stepper, make_optimizers
-from train_cases import Case, make_case
 
 pytestmark = [
     pytest.mark.gpu,

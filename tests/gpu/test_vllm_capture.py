@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from vllm_cases import (
     NUM_LAYERS,
     make_model,

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from train_cases import Case, make_case
 
 from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.common.loss import LossKind
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
-from train_cases import Case, make_case
 
 CPU = torch.device("cpu")
 DECAY = 0.8

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny import make_spec
 
 from eyas.errors import ContractError, UserError
 from eyas.types import (
@@ -12,7 +13,6 @@ from eyas.types import (
     VocabMap,
     supervised_positions,
 )
-from tiny import make_spec
 
 
 def sample(mask: str, cut: bool = False) -> TokenizedSample:

@@ -1,0 +1,189 @@
+"""The objective of block drafts over packed batches: sums of losses, agreement, and rounds of serving.
+
+Logits over the vocabulary exist for some blocks at a time, never for all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from eyas.drafters.base import Rounds
+from eyas.drafters.common.batch import PackedBatch
+from eyas.drafters.common.block_anchors import BlockPlan
+from eyas.drafters.common.block_attention import BlockPlaces, PlainBlockAttention
+from eyas.drafters.common.block_config import BlockConfig
+from eyas.drafters.common.block_judge import BlockJudge, first_disagreement
+from eyas.drafters.common.block_loss import BlockLosses, LossMix, block_losses
+from eyas.drafters.common.block_model import BlockAttend, BlockDraft, KeysValues
+
+# Rows of logits alive at a time, and blocks that pass the layers together when rounds are measured.
+CHUNK_ROWS = 1024
+_CHUNK_BLOCKS = 512
+
+MakeAttend = Callable[[BlockConfig, BlockPlaces], BlockAttend]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some blocks of a batch. Shapes: normed [c, K, D], previous [c, K]: the true token before each one
+    that is predicted; the plan is that of these blocks, ``last`` [R, D] the batch's."""
+
+    normed: torch.Tensor
+    previous: torch.Tensor
+    plan: BlockPlan
+    last: torch.Tensor
+
+
+class BlockObjective:
+    """The plain path: autograd through everything, logits computed again in the backward pass."""
+
+    def __init__(
+        self,
+        draft: BlockDraft,
+        judge: BlockJudge,
+        mix: LossMix,
+        dtype: torch.dtype,
+        make_attend: MakeAttend = PlainBlockAttention,
+        chunk_rows: int = CHUNK_ROWS,
+    ) -> None:
+        self.draft, self.judge, self.mix, self.dtype = draft, judge, mix, dtype
+        self.make_attend = make_attend
+        self.num_predictions = draft.config.num_predictions
+        self.chunk_blocks = max(1, chunk_rows // self.num_predictions)
+
+    @property
+    def num_extra_sums(self) -> int:
+        """Sums of the kind's own, which stand before the last one."""
+        return 0
+
+    @property
+    def num_sums(self) -> int:
+        return 2 + 3 * self.num_predictions + self.num_extra_sums
+
+    def backward(self, batch: PackedBatch) -> torch.Tensor:
+        """Add the gradients of the batch's summed loss; return its sums, fp64 [num_sums]."""
+        with self._autocast(batch):
+            loss, sums = self.run(batch, batch.plan)
+        if batch.plan.num_supervised:
+            loss.backward()
+        return sums
+
+    @torch.no_grad()
+    def measure(self, batch: PackedBatch, num_draft_tokens: int) -> tuple[torch.Tensor, Rounds]:
+        """Return the sums of the planned blocks, and what a round at every position would accept."""
+        plan = batch.plan.of_rounds(self.num_predictions)
+        accepted = [torch.zeros(0, dtype=torch.long, device=batch.tokens.device)]
+        with self._autocast(batch):
+            _, sums = self.run(batch, batch.plan)
+            context = self.draft.context(batch.aux, batch.positions)
+            for part in parts_of(plan, _CHUNK_BLOCKS):
+                normed = self.blocks(batch, part, context)
+                for chunk in self.chunks(batch, part, normed):
+                    targets = self.judge.targets(chunk.last, chunk.plan, self.num_predictions, False)
+                    best = self.draft.block_logits(chunk.normed, chunk.previous).argmax(-1)
+                    agrees = targets.is_labeled & (best == targets.label)
+                    accepted.append(first_disagreement(agrees, targets.is_judged))
+        most = torch.cat(accepted).clamp(max=num_draft_tokens)
+        return sums, Rounds(plan.anchors, most, plan.depths.clamp(max=num_draft_tokens))
+
+    def run(self, batch: PackedBatch, plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the differentiable loss of the plan's blocks, and all sums."""
+        total = torch.zeros((), device=batch.tokens.device)
+        sums = torch.zeros(self.num_sums, dtype=torch.float64, device=batch.tokens.device)
+        if len(plan.spans):
+            normed = self.blocks(batch, plan, self.draft.context(batch.aux, batch.positions))
+            for chunk in self.chunks(batch, plan, normed):
+                loss, part = self.hold(chunk)
+                total, sums = total + loss, sums + part
+        sums[0] = total.detach()
+        sums[-1] = plan.num_supervised
+        return total, sums
+
+    def blocks(self, batch: PackedBatch, plan: BlockPlan, context: Sequence[KeysValues]) -> torch.Tensor:
+        """Return the normed hidden states [n, K, D] of the slots that predict."""
+        positions = batch.positions[plan.anchors]
+        places = BlockPlaces(batch.documents, batch.positions, batch.documents[plan.anchors], positions)
+        attend = self.make_attend(self.draft.config, places)
+        normed: torch.Tensor = self.draft(batch.tokens[plan.anchors], positions, context, attend)
+        return normed
+
+    def chunks(self, batch: PackedBatch, plan: BlockPlan, normed: torch.Tensor) -> Iterator[Chunk]:
+        places = torch.arange(self.num_predictions, device=batch.tokens.device)
+        previous = batch.tokens[(plan.anchors[:, None] + places).clamp(max=len(batch.tokens) - 1)]
+        for start in range(0, len(normed), self.chunk_blocks):
+            here = slice(start, start + self.chunk_blocks)
+            yield Chunk(normed[here], previous[here], plan.part(here), batch.last)
+
+    def hold(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a chunk's differentiable loss and its sums."""
+        again = chunk.normed.requires_grad
+        return _again(self._hold, chunk) if again else self._hold(chunk)
+
+    def _hold(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        targets = self.judge.targets(chunk.last, chunk.plan, self.num_predictions, self.needs_distribution)
+        losses = block_losses(self.draft.block_logits(chunk.normed, chunk.previous), targets, self.mix)
+        extra_loss, extra = self.further(chunk, losses, targets.is_judged)
+        sums = self.pack(losses, targets.label, targets.is_judged, targets.is_labeled, extra)
+        return losses.loss + extra_loss, sums
+
+    @property
+    def needs_distribution(self) -> bool:
+        return self.mix.needs_distribution
+
+    def further(
+        self, chunk: Chunk, losses: BlockLosses, is_judged: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the kind's further loss of a chunk, and its own sums [num_extra_sums]."""
+        return losses.loss.new_zeros(()), losses.loss.new_zeros(0)
+
+    def pack(
+        self,
+        losses: BlockLosses,
+        label: torch.Tensor,
+        is_judged: torch.Tensor,
+        is_labeled: torch.Tensor,
+        extra: torch.Tensor,
+    ) -> torch.Tensor:
+        """Put a chunk's sums into one vector: a zero for the loss, CE, agreed and judged by prediction, the rest."""
+        accepted = first_disagreement(is_labeled & (losses.best == label), is_judged)
+        places = torch.arange(self.num_predictions, device=label.device)
+        ce = losses.ce.masked_fill(~is_labeled, 0.0).sum(0)
+        agreed = (accepted[:, None] > places).sum(0)
+        zero = ce.new_zeros(1)
+        parts = (zero, ce, agreed, is_judged.sum(0), extra.detach(), zero)
+        return torch.cat([part.double() for part in parts])
+
+    def ratios(self, sums: Sequence[float]) -> dict[str, float | list[float]]:
+        """Return the loss per supervised prediction, prefix-joint agreement and CE by prediction."""
+        k = self.num_predictions
+        ce, agreed, judged = (sums[1 + i * k : 1 + (i + 1) * k] for i in range(3))
+        return {
+            "loss": sums[0] / max(1, sums[-1]),
+            "agreement": [a / max(1, j) for a, j in zip(agreed, judged, strict=True)],
+            "cross_entropy": [c / max(1, j) for c, j in zip(ce, judged, strict=True)],
+        }
+
+    def _autocast(self, batch: PackedBatch) -> Any:
+        return torch.autocast(batch.tokens.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+
+def parts_of(plan: BlockPlan, num_blocks: int) -> Iterator[BlockPlan]:
+    for start in range(0, len(plan.spans), num_blocks):
+        yield plan.part(slice(start, start + num_blocks))
+
+
+def _again(
+    hold: Callable[[Chunk], tuple[torch.Tensor, torch.Tensor]], chunk: Chunk
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hold a chunk to its teacher and keep its hidden states only: the backward pass does it again."""
+
+    def of_hidden(normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return hold(Chunk(normed, chunk.previous, chunk.plan, chunk.last))
+
+    result: tuple[torch.Tensor, torch.Tensor] = checkpoint(
+        of_hidden, chunk.normed, use_reentrant=False, preserve_rng_state=False
+    )
+    return result

@@ -1,0 +1,56 @@
+"""The objective of block drafts against the slow reference: loss and every gradient to 1e-5."""
+
+from typing import Any
+
+import pytest
+import torch
+from block_cases import BlockCase, make_block_case
+from block_reference import reference_loss
+
+CASES: dict[str, dict[str, Any]] = {
+    "dflash, d-pace, window smaller than documents": {"name": "dflash"},
+    "dflash, ce": {"name": "dflash", "loss": "ce", "seed": 1},
+    "dflash, kl": {"name": "dflash", "loss": "kl", "seed": 2},
+    "dflash, every slot sees its whole block, all of the context": {
+        "name": "dflash", "causal": False, "window": None, "seed": 3,
+    },
+    "dflash, d-pace, part of the vocabulary": {"name": "dflash", "draft_vocab": 29, "seed": 4},
+    "dflash, kl, part of the vocabulary, bidirectional window": {
+        "name": "dflash", "loss": "kl", "draft_vocab": 29, "causal": False, "seed": 5,
+    },
+    "dflash, one layer, blocks longer than answers": {"name": "dflash", "size": 16, "window": 16, "num_layers": 1},
+    "dspark": {"name": "dspark"},
+    "dspark, part of the vocabulary": {"name": "dspark", "draft_vocab": 29, "seed": 6},
+    "dspark, bidirectional, no window": {"name": "dspark", "causal": False, "window": None, "seed": 7},
+}  # fmt: skip
+
+
+def slow(case: BlockCase) -> tuple[float, dict[str, torch.Tensor]]:
+    weights = {
+        name: value.detach().double().requires_grad_(name in case.draft.trainable())
+        for name, value in case.draft.state_dict().items()
+        if value.is_floating_point()
+    }
+    teacher = case.teacher.to("cpu", torch.float64)
+    loss, num = reference_loss(
+        weights, case.kind, case.samples, case.aux.double(), teacher.logits(case.last.double()),
+        case.target_ids, case.anchors,
+    )  # fmt: skip
+    assert num == case.plan.num_supervised
+    loss.backward()
+    return float(loss), {n: w.grad for n, w in weights.items() if w.requires_grad and w.grad is not None}
+
+
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+def test_loss_and_every_gradient_equal_those_of_the_reference(settings: dict[str, Any]) -> None:
+    case = make_block_case(**settings)
+    sums = case.objective(chunk_rows=20).backward(case.batch)
+    loss, gradients = slow(case)
+    assert float(sums[0]) == pytest.approx(loss, rel=1e-5)
+    assert int(sums[-1]) == case.plan.num_supervised
+    assert gradients.keys() == case.draft.trainable().keys()
+    for name, parameter in case.draft.trainable().items():
+        assert parameter.grad is not None, name
+        scale = gradients[name].abs().max()
+        assert scale > 0, name
+        assert (parameter.grad - gradients[name]).abs().max() <= 1e-5 * scale, name
