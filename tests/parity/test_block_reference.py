@@ -18,7 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dflash, kl, part of the vocabulary, bidirectional window": {
         "name": "dflash", "loss": "kl", "draft_vocab": 29, "causal": False, "seed": 5,
     },
-    "dflash, one layer, blocks longer than answers": {"name": "dflash", "size": 16, "window": 16, "num_layers": 1},
+    "dflash, one layer, blocks longer than answers": {"size": 16, "window": 16, "num_layers": 1},
     "dspark": {"name": "dspark"},
     "dspark, part of the vocabulary": {"name": "dspark", "draft_vocab": 29, "seed": 6},
     "dspark, bidirectional, no window": {"name": "dspark", "causal": False, "window": None, "seed": 7},
@@ -38,7 +38,9 @@ def slow(case: BlockCase) -> tuple[float, dict[str, torch.Tensor]]:
     )  # fmt: skip
     assert num == case.plan.num_supervised
     loss.backward()
-    return float(loss), {n: w.grad for n, w in weights.items() if w.requires_grad and w.grad is not None}
+    return float(loss.detach()), {
+        n: w.grad for n, w in weights.items() if w.requires_grad and w.grad is not None
+    }
 
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)

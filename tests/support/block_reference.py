@@ -135,10 +135,8 @@ def reference_loss(
             if kind.alpha is not None:
                 weight = 0.0
                 for m in range(j, depth):
-                    factors = [
-                        (1 - kind.alpha) * math.exp(-float(ce[i].detach())) + kind.alpha for i in range(m + 1)
-                    ]
-                    weight += math.prod(factors)
+                    chances = [math.exp(-float(ce[i].detach())) for i in range(m + 1)]
+                    weight += math.prod((1 - kind.alpha) * chance + kind.alpha for chance in chances)
             p_all = torch.softmax(teachers[j], -1)
             p = p_all[target_ids] / p_all[target_ids].sum()
             q = log_q[j].exp()
