@@ -147,7 +147,7 @@ class BlockObjective:
         is_labeled: torch.Tensor,
         extra: torch.Tensor,
     ) -> torch.Tensor:
-        """Put a chunk's sums into one vector: 0 for the loss, CE, agreed and judged by prediction, the rest."""
+        """Put a chunk's sums into one vector: 0 for the loss, CE, agreed, judged by prediction, the rest."""
         accepted = first_disagreement(is_labeled & (losses.best == label), is_judged)
         places = torch.arange(self.num_predictions, device=label.device)
         ce = losses.ce.masked_fill(~is_labeled, 0.0).sum(0)
