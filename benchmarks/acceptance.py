@@ -33,7 +33,8 @@ from acceptance_recipes import RECIPES, Recipe
 from acceptance_table import DEPTHS, SUITES, read_runs, summarize
 from batched_decode import decode
 
-from eyas.config.schema import DraftSettings, TargetSettings, TrainSettings
+from eyas import registry
+from eyas.config.schema import TargetSettings, TrainSettings
 from eyas.data.pack import pack
 from eyas.data.vocab import build_vocab_map, count_supervised
 from eyas.drafters.common.acceptance import Acceptance, replay_answers
@@ -41,6 +42,9 @@ from eyas.drafters.common.batch import PackedBatch, lay_out
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.objective import FusedObjective
+from eyas.drafters.eagle3.settings import Settings
+from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
 from eyas.engines.transformers import TransformersEngine, batches_by_length
@@ -208,20 +212,20 @@ def measure(run: Trainer, states: Any) -> dict[str, float]:
 def load_batch(
     states: Any, num_steps: int, dtype: torch.dtype, pinned: bool, indices: list[int]
 ) -> PackedBatch:
-    return lay_out([states.read(i) for i in indices], num_steps, dtype, pinned)
+    return lay_out([states.read(i) for i in indices], rows_of(num_steps), dtype, pinned)
 
 
 def unroll(run: Trainer, batch: PackedBatch) -> UnrollResult:
-    if run.fused is None:
+    if not isinstance(run.objective, FusedObjective):
         return run_unroll(run.draft, run.teacher, run.target_ids, batch, 1.0)
     targets = teacher_targets(run.teacher, batch.last, run.target_ids, run.vocab.is_full)
-    return run.fused.run(batch, targets, run.target_ids, 1.0, "kl", with_gradients=False)
+    return run.objective.unroll.run(batch, targets, run.target_ids, 1.0, "kl", with_gradients=False)
 
 
 def new_draft(
     recipe: Recipe, states: Reader, vocab: VocabMap, teacher: TeacherHead, folder: Path, seed: int
 ) -> Eagle3Draft:
-    spec, shape = states.spec, DraftSettings(**recipe.draft)
+    spec, shape = states.spec, Settings(**recipe.draft)
     draft = Eagle3Draft(
         draft_config_for(
             spec,
@@ -278,7 +282,7 @@ class Lab:
         train = self.states["stored" if recipe.stored else "train"]
         train = train[: round(recipe.data_share * len(train))]
         readers = {split: Reader(s, self.spec, ids) for split, s in (self.states | {"train": train}).items()}
-        size = DraftSettings(**recipe.draft).vocab_size
+        size = Settings(**recipe.draft).vocab_size
         vocab = build_vocab_map(self.counts, size, self.spec.eos_token_ids)
         settings = {
             "num_epochs": round(args.num_epochs * length_of(self.states["train"]) / length_of(train)),
@@ -286,14 +290,20 @@ class Lab:
         }
         with tempfile.TemporaryDirectory() as root:
             run = Run(
+                drafter=registry.drafter("eagle3"),
+                draft_settings=Settings(**recipe.draft),
                 draft=new_draft(recipe, readers["train"], vocab, self.teacher, self.folder, seed),
                 teacher=self.teacher,
                 vocab=vocab,
                 train_states=readers["train"],
                 held_out_states=readers[HELD_OUT],
-                settings=TrainSettings(**(settings | recipe.train), validate_every=10**9, save_every=10**9),
+                settings=TrainSettings(
+                    **(settings | recipe.train),
+                    validate_draft_tokens=max(DEPTHS),
+                    validate_every=10**9,
+                    save_every=10**9,
+                ),
                 seed=seed,
-                num_draft_tokens=max(DEPTHS),
                 root=Path(root),
                 device=device(),
             )

@@ -38,9 +38,8 @@ def _aux(*layer_ids: int) -> Recipe:
 
 
 # Peers by what their documentation and code say, in our trainer; peers/ runs speculators' own.
+_SPECFORGE_STEPS = {"ttt_steps": 7, "ttt_step_loss_decay": 0.8}
 _SPECFORGE = {
-    "num_unroll_steps": 7,
-    "step_decay": 0.8,
     "optimizer": "adamw",
     "learning_rate": 1e-4,
     "max_grad_norm": 0.5,
@@ -48,9 +47,8 @@ _SPECFORGE = {
     "betas": (0.9, 0.999),
 }
 # Its norms are left out here. Muon's rate is ten times the other's there; AdamW is left with the norms alone.
+_SPECULATORS_STEPS = {"ttt_steps": 3, "ttt_step_loss_decay": 1.0}
 _SPECULATORS = {
-    "num_unroll_steps": 3,
-    "step_decay": 1.0,
     "optimizer": "muon",
     "train_head": False,
     "learning_rate": 1e-3,
@@ -60,9 +58,11 @@ _SPECULATORS = {
 }
 
 BASELINES = {
-    "specforge": Recipe(_SPECFORGE, WITHOUT_NORMS, "nothing"),
-    "speculators without norms": Recipe(_SPECULATORS, WITHOUT_NORMS, "head"),
-    "specforge, our rate": Recipe({**_SPECFORGE, "learning_rate": 1e-3}, WITHOUT_NORMS, "nothing"),
+    "specforge": Recipe(_SPECFORGE, WITHOUT_NORMS | _SPECFORGE_STEPS, "nothing"),
+    "speculators without norms": Recipe(_SPECULATORS, WITHOUT_NORMS | _SPECULATORS_STEPS, "head"),
+    "specforge, our rate": Recipe(
+        {**_SPECFORGE, "learning_rate": 1e-3}, WITHOUT_NORMS | _SPECFORGE_STEPS, "nothing"
+    ),
 }
 LEVERS = {
     "without norms": Recipe(OURS, WITHOUT_NORMS),
@@ -73,17 +73,17 @@ LEVERS = {
     "lr 1e-3": _ours(learning_rate=1e-3),
     "lr 4e-3": _ours(learning_rate=4e-3),
     "lr 8e-3": _ours(learning_rate=8e-3),
-    "hybrid loss": _ours(loss="hybrid"),
-    "lk loss": _ours(loss="lk"),
+    "hybrid loss": _shape(loss="hybrid"),
+    "lk loss": _shape(loss="lk"),
     "all from scratch": Recipe(OURS, start="nothing"),
     "frozen head": _ours(train_head=False),
     "aux 2, 15, 29": _aux(2, 15, 29),
     "aux 15, 22, 27": _aux(15, 22, 27),
     "aux 2, 8, 15, 22, 29": _aux(2, 8, 15, 22, 29),
     "aux 29": _aux(29),
-    "step decay 1": _ours(step_decay=1.0),
-    "step decay 0.6": _ours(step_decay=0.6),
-    "K 4": _ours(num_unroll_steps=4),
+    "step decay 1": _shape(ttt_step_loss_decay=1.0),
+    "step decay 0.6": _shape(ttt_step_loss_decay=0.6),
+    "S 4": _shape(ttt_steps=4),
     "W 8192": _shape(vocab_size=8192),
     "W full": _shape(vocab_size=None),
     "average 0.99": _ours(ema_decay=0.99),

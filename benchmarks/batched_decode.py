@@ -107,14 +107,46 @@ def _forward(
     return out.logits, taps.stacked()
 
 
+class _BatchKeys:
+    """Keys and values [B, S, kv heads, head_dim] of a batch of sequences, and which of them count [B, S]."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+    def fork(self) -> "_BatchKeys":
+        copy = _BatchKeys()
+        copy.kept = self.kept
+        return copy
+
+    def begin(self, valid: torch.Tensor) -> None:
+        """Say which of the rows that come count: valid [B, R]."""
+        self.valid = valid
+
+    def __call__(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend from one query a sequence, [B, heads, head_dim]."""
+        assert layer == 0, "drafts of one layer"
+        new = (keys.unflatten(0, self.valid.shape), values.unflatten(0, self.valid.shape), self.valid)
+        if self.kept is not None:
+            new = tuple(torch.cat([old, one], 1) for old, one in zip(self.kept, new, strict=True))
+        keys, values, mask = self.kept = new
+        attended = scaled_dot_product_attention(
+            queries[:, :, None],
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=mask[:, None, None],
+            enable_gqa=True,
+        )
+        return attended[:, :, 0]
+
+
 class _Chain:
-    """The draft's step-0 keys and values [B, S, kv heads, head_dim] of a batch, and which of them count."""
+    """A draft of one layer with the step-0 keys of a batch of sequences."""
 
     def __init__(self, draft: Eagle3Draft, target_ids: torch.Tensor) -> None:
         self.draft, self.target_ids = draft, target_ids
-        self.keys: torch.Tensor | None = None
-        self.values: torch.Tensor | None = None
-        self.mask: torch.Tensor | None = None
+        self.keys = _BatchKeys()
 
     def propose(
         self,
@@ -130,34 +162,16 @@ class _Chain:
         Returns target ids [B, num_draft_tokens].
         """
         draft, shape = self.draft, following.shape
-        hidden = draft.fuse(aux.flatten(0, 1).to(draft.fc.weight.dtype))
-        mixed = draft.mix(following.flatten(), hidden)
-        keys, values = (x.unflatten(0, shape) for x in draft.keys_values(mixed, positions.flatten()))
-        if self.keys is None or self.values is None or self.mask is None:
-            self.keys, self.values, self.mask = keys, values, valid
-        else:
-            self.keys, self.values = torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1)
-            self.mask = torch.cat([self.mask, valid], 1)
+        hidden, places = draft.fuse(aux.flatten(0, 1).to(draft.fc.weight.dtype)), positions.flatten()
         rows = torch.arange(shape[0], device=last.device) * shape[1] + last
-        hidden, mixed, place = hidden[rows], mixed[rows], positions.flatten()[rows]
-        chain_keys, chain_values, mask = self.keys, self.values, self.mask
+        self.keys.begin(valid)
+        hidden = draft(following.flatten(), hidden, places, self.keys, rows)
+        keys, place = self.keys.fork(), places[rows]
+        keys.begin(valid.new_ones(shape[0], 1))
         proposal: list[torch.Tensor] = []
         while True:
-            queries = draft.queries(mixed, place)  # (B, heads, head_dim)
-            attended = scaled_dot_product_attention(
-                queries[:, :, None],
-                chain_keys.transpose(1, 2),
-                chain_values.transpose(1, 2),
-                attn_mask=mask[:, None, None],
-                enable_gqa=True,
-            )
-            hidden = draft.finish(attended[:, :, 0], hidden)
             proposal.append(self.target_ids[draft.logits(hidden).argmax(-1)])
             if len(proposal) == num_draft_tokens:
                 return torch.stack(proposal, 1)
-            hidden, place = draft.carry(hidden), place + 1
-            mixed = draft.mix(proposal[-1], hidden)
-            keys, values = draft.keys_values(mixed, place)
-            chain_keys = torch.cat([chain_keys, keys[:, None]], 1)
-            chain_values = torch.cat([chain_values, values[:, None]], 1)
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            place = place + 1
+            hidden = draft(proposal[-1], draft.carry(hidden), place, keys)

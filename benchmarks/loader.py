@@ -20,6 +20,7 @@ import torch
 
 from eyas.data.pack import pack
 from eyas.drafters.common.batch import PackedBatch, lay_out
+from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.store.base import StateReader
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter
@@ -75,7 +76,7 @@ def write_store(folder: Path, width: int, num_tokens: int, length: int, shard_by
 
 
 def load(states: StateReader, num_steps: int, pinned: bool, indices: list[int]) -> PackedBatch:
-    return lay_out([states.read(i) for i in indices], num_steps, torch.bfloat16, pinned)
+    return lay_out([states.read(i) for i in indices], rows_of(num_steps), torch.bfloat16, pinned)
 
 
 def main() -> None:

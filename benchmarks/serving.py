@@ -269,7 +269,7 @@ def summary(measured: list[dict[str, Any]]) -> dict[str, Any]:
 def make_folders(scratch: Path, options: Namespace) -> tuple[Path, Path]:
     """Write the config.json of a target of the shape, and of the draft that eyas exports for it."""
     from eyas.drafters.eagle3.config import draft_config_for
-    from eyas.export.native import engine_config
+    from eyas.drafters.eagle3.export import native_config
     from eyas.types import VocabMap
 
     named = Namespace(
@@ -282,7 +282,7 @@ def make_folders(scratch: Path, options: Namespace) -> tuple[Path, Path]:
     vocab = VocabMap(np.arange(min(options.draft_vocab_size, spec.vocab_size)), spec.vocab_size)
     draft = scratch / "draft"
     draft.mkdir()
-    config = engine_config(draft_config_for(spec, len(vocab)), spec, vocab)
+    config = native_config(draft_config_for(spec, len(vocab)), spec, vocab)
     (draft / "config.json").write_text(json.dumps(config))
     return target, draft
 

@@ -60,10 +60,10 @@ def decode(folder: Path, draft: Path, trainer: Any, reference: Any) -> dict[str,
     from vllm import LLM, SamplingParams
 
     from eyas.engines.base import Prompt, Sampling
-    from eyas.export.native import VllmExporter
+    from eyas.export.native import NativeExporter
 
     draft.mkdir()
-    VllmExporter().write(draft, trainer.draft, trainer.train_states.spec, trainer.vocab)
+    NativeExporter("eagle3").write(draft, trainer.draft, trainer.train_states.spec, trainer.vocab)
     prompts = [Prompt(f"p{i}", tuple(5 + (7 * i + 3 * j) % 90 for j in range(6 + 3 * i))) for i in range(4)]
     own = {a.prompt_id: list(a.token_ids) for a in reference.generate(prompts, Sampling(NUM_TOKENS))}
     llm = LLM(

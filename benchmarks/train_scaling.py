@@ -24,10 +24,10 @@ import torch
 from train_step import LLAMA_8B, SMALL, build, make_batch, time_steps
 
 from eyas.config.schema import TrainSettings
-from eyas.drafters.common.acceptance import StepSums
 from eyas.drafters.common.batch import PackedBatch
-from eyas.drafters.common.teacher_targets import teacher_targets
-from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.model import HEADS, TABLES
+from eyas.drafters.eagle3.objective import FusedObjective
+from eyas.drafters.eagle3.settings import Settings
 from eyas.train.grad_accumulation import add_up_in_slices, add_up_whole
 from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.ranks import Ranks, join_ranks, leave_ranks
@@ -41,28 +41,29 @@ class Runner:
         self, shape: dict[str, int], device: torch.device, ranks: Ranks, num_steps: int, shard: bool
     ) -> None:
         self.draft, self.teacher, self.target_ids = build(shape, device)
-        self.settings = TrainSettings(optimizer="adamw", learning_rate=1e-5, num_unroll_steps=num_steps)
+        self.settings = TrainSettings(optimizer="adamw", learning_rate=1e-5)
         self.ranks = ranks
         dtype = self.teacher.head.dtype
         self.slices = ShardedParams(self.draft, dtype, device) if shard else None
-        self.fused = FusedUnroll(self.draft, dtype, sliced=shard)
+        parts = (self.draft, self.teacher, self.target_ids, Settings(ttt_steps=num_steps), self.settings)
+        self.objective = FusedObjective(*parts, dtype, sharded=shard)
         if self.slices:
-            self.fused.weights.hand_over = self.slices.add
-        copies = self.fused.weights.copies if device.type == "cuda" and not shard else None
+            self.objective.hand_over_to(self.slices.add)
+        copies = self.objective.copies if device.type == "cuda" else None
         masters = self.slices.masters if self.slices else self.draft.trainable()
-        adamw, _ = make_optimizers(masters, self.settings)
+        adamw, _ = make_optimizers(masters, self.settings, HEADS, TABLES)
         owners = ranks if shard else None
         self.stepper = Stepper(adamw, self.settings, 10_000, copies, owners=owners)
 
     def step(self, batches: list[PackedBatch], together: bool) -> None:
         """Take a step, with slices always ``together``."""
-        weights, ranks = self.fused.weights, self.ranks
+        objective, ranks = self.objective, self.ranks
         if self.slices:
-            sums = add_up_in_slices(self.slices, weights, batches, len(batches), self.backward)
+            sums = add_up_in_slices(objective, self.slices, batches, len(batches))
         else:
             is_sum = together and ranks.size > 1
-            weights.hand_over = (lambda name, sum: ranks.start_adding_up(sum)) if is_sum else None
-            sums = add_up_whole((), weights, ranks, batches, len(batches), self.backward)
+            objective.weights.hand_over = (lambda name, sum: ranks.start_adding_up(sum)) if is_sum else None
+            sums = add_up_whole(objective, batches, len(batches))
         total = torch.stack(sums).sum(0)
         if together:
             ranks.add_up(total)
@@ -71,14 +72,10 @@ class Runner:
         if self.slices:
             self.slices.publish()
         elif not self.stepper.copies:
-            weights.refresh()
-
-    def backward(self, batch: PackedBatch) -> torch.Tensor:
-        targets = teacher_targets(self.teacher, batch.last, self.target_ids, False)
-        return StepSums.pack(self.fused.run(batch, targets, self.target_ids, 0.8, "kl"))
+            objective.refresh()
 
     def add_up(self) -> None:
-        for gradient in self.fused.weights.gradient.values():
+        for gradient in self.objective.weights.gradient.values():
             self.ranks.start_adding_up(gradient)
         self.ranks.finish_adding_up()
 

@@ -24,7 +24,8 @@ from eyas.drafters.common.batch import PackedBatch, pack_batch
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.config import DraftConfig
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
-from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.model import HEADS, TABLES, Eagle3Draft
+from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.targets.teacher import TeacherHead
 from eyas.train.optim import Stepper, make_optimizers
@@ -91,7 +92,7 @@ def make_batch(
         aux = pool[torch.from_numpy(generator.integers(0, len(pool), (length, 3)))]
         last = pool[torch.from_numpy(generator.integers(0, len(pool), length))]
         states.append(HiddenStates.select(sample, aux, last))
-    return pack_batch(states, num_steps, device, dtype)
+    return pack_batch(states, rows_of(num_steps), device, dtype)
 
 
 def step_flops(batch: PackedBatch, shape: dict[str, int]) -> float:
@@ -166,7 +167,7 @@ def main() -> None:
     runner = FusedUnroll(draft, dtype, recompute=args.recompute) if args.path == "fused" else None
     is_cuda = device.type == "cuda"
     copies = runner.weights.copies if runner and is_cuda else None
-    adamw, muon = make_optimizers(draft.trainable(), settings)
+    adamw, muon = make_optimizers(draft.trainable(), settings, HEADS, TABLES)
     stepper = Stepper(adamw, settings, 1000, copies, muon)
     facts = {
         "device": torch.cuda.get_device_name() if is_cuda else platform.processor(),
@@ -175,7 +176,7 @@ def main() -> None:
         "loss": args.loss,
         "optimizer": args.optimizer,
         "recompute": args.recompute,
-        "K": args.num_steps,
+        "ttt_steps": args.num_steps,
         "shape": shape,
         "matmul_tflops": matmul_rate(20) if is_cuda else None,
         "matmul_tflops_sustained": matmul_rate(1500) if is_cuda else None,

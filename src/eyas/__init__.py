@@ -1,4 +1,4 @@
-"""Train EAGLE-3 draft models for a target LLM and prove that they work."""
+"""Train draft models for a target LLM and prove that they work."""
 
 
 def __getattr__(name: str) -> str:

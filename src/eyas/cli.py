@@ -66,7 +66,7 @@ class _Group(click.Group):
 @click.group("eyas", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 @click.version_option(package_name="eyas", prog_name="eyas")
 def cli() -> None:
-    """Train EAGLE-3 draft models for a target LLM and prove that they work."""
+    """Train draft models for a target LLM and prove that they work."""
 
 
 def _example(text: str) -> str:
@@ -74,7 +74,7 @@ def _example(text: str) -> str:
 
 
 def _complete_setting(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    from eyas.config.load import known_keys
+    from eyas.config.keys import known_keys
 
     return [f"{key}=" for key in known_keys() if key.startswith(begun)]
 

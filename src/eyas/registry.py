@@ -1,6 +1,8 @@
 """Named implementations, imported only when asked for."""
 
 import importlib
+import importlib.metadata
+import importlib.util
 from typing import Any
 
 from eyas.errors import UserError, did_you_mean
@@ -10,14 +12,16 @@ ENGINES = {
     "transformers": "eyas.engines.transformers:TransformersEngine",
     "vllm": "eyas.engines.vllm.engine:VllmEngine",
 }
-DRAFTS = {
-    "eagle3": "eyas.drafters.eagle3.model:Eagle3Draft",
+# Kinds of draft: a package each, whose files eyas.drafters.base lists.
+DRAFTERS = {
+    "eagle3": "eyas.drafters.eagle3",
 }
+# Packages that are installed may bring further kinds: entry points of this group, NAME = PACKAGE.
+DRAFTER_GROUP = "eyas.drafters"
 EXPORTERS = {
-    "vllm": "eyas.export.native:VllmExporter",
+    "native": "eyas.export.native:NativeExporter",
     "speculators": "eyas.export.speculators:SpeculatorsExporter",
 }
-
 TRACKERS = {
     "mlflow": "eyas.trackers.mlflow:MlflowTracker",
     "tensorboard": "eyas.trackers.tensorboard:TensorBoardTracker",
@@ -45,3 +49,37 @@ def resolve(table: dict[str, str], name: str, kind: str) -> Any:
     check(table, name, kind)
     module, _, attribute = table[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def drafters() -> dict[str, str]:
+    """Return the package of every kind of draft, those of other installed packages included."""
+    found = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=DRAFTER_GROUP)}
+    return found | DRAFTERS
+
+
+def drafter(name: str) -> Any:
+    """Return the ``Drafter`` of a kind. Raises: UserError naming the closest known name."""
+    return drafter_file(name, "drafter").DRAFTER
+
+
+def has_drafter_file(name: str, file: str) -> bool:
+    """Whether a kind's folder holds FILE.py. Raises: UserError naming the closest known name."""
+    return importlib.util.find_spec(f"{_package_of(name)}.{file}") is not None
+
+
+def drafter_file(name: str, file: str) -> Any:
+    """Import a file of a kind's folder: ``settings``, ``export``, ``vllm`` and the others of its list.
+
+    Raises: UserError naming the closest known name, or the file that the kind lacks.
+    """
+    if not has_drafter_file(name, file):
+        raise UserError(
+            f"drafts of kind {name} have no {file}.py", hint="docs/extending.md lists the files of a kind"
+        )
+    return importlib.import_module(f"{_package_of(name)}.{file}")
+
+
+def _package_of(name: str) -> str:
+    if name not in DRAFTERS:
+        check(drafters(), name, "draft architecture")
+    return DRAFTERS.get(name) or drafters()[name]

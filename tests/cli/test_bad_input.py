@@ -205,9 +205,9 @@ def test_an_empty_data_set(tmp_path: Path, tiny_target: Path, rows: list[object]
             "known: ",
         ),
         (
-            "export.format=vllmm",
-            "unknown export format 'vllmm'; did you mean 'vllm'?",
-            "known: speculators, vllm",
+            "export.format=nativ",
+            "unknown export format 'nativ'; did you mean 'native'?",
+            "known: native, speculators",
         ),
         (
             "draft.architecture=eagle",
@@ -255,9 +255,9 @@ def test_a_value_of_the_wrong_kind(tmp_path: Path, tiny_target: Path) -> None:
     refused_run(
         tmp_path,
         tiny_target,
-        "train.step_decay: Input should be less than or equal to 1 (got 2)",
+        "draft.ttt_step_loss_decay: Input should be less than or equal to 1 (got 2)",
         "eyas config --keys explains it",
-        "train.step_decay=2",
+        "draft.ttt_step_loss_decay=2",
     )
 
 

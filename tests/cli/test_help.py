@@ -111,7 +111,7 @@ def test_a_mistyped_command_gets_a_suggestion() -> None:
 
 
 def test_config_lists_every_setting_with_its_meaning() -> None:
-    from eyas.config.load import known_keys
+    from eyas.config.keys import known_keys
 
     lines = eyas("config", "--keys").out.splitlines()
     assert [line.split()[0] for line in lines] == known_keys()

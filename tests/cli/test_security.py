@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -286,13 +287,13 @@ def test_serve_does_not_show_the_key_it_hands_on(
     from eyas.stages import serve as module
 
     started: list[list[str]] = []
-    monkeypatch.setattr(module, "read_draft", lambda _: None)
+    monkeypatch.setattr(module, "read_draft", lambda _: SimpleNamespace(architecture="eagle3"))
     monkeypatch.setattr(module, "_check_file", lambda *_: None)
     monkeypatch.setattr(module, "_check_target", lambda *_: make_spec())
     monkeypatch.setattr(module, "_check_port", lambda *_: None)
     monkeypatch.setattr(module, "_check_memory", lambda *_: False)
     monkeypatch.setattr(module, "locate", Path)
-    monkeypatch.setattr("eyas.engines.vllm.versions.check_draft_support", lambda _: None)
+    monkeypatch.setattr("eyas.engines.vllm.versions.check_draft_support", lambda *_: None)
     monkeypatch.setattr(module, "command", lambda options, *_: ["vllm", *options.extra])
     monkeypatch.setattr(module.os, "execvp", lambda _, words: started.append(words))
     extra = ("--api-key", PASSWORD, f"--hf-token={PASSWORD}", "--max-model-len", "512")

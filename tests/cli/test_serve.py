@@ -120,7 +120,7 @@ def supported(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from eyas.engines.vllm import versions
 
     started: list[Any] = []
-    monkeypatch.setattr(versions, "check_draft_support", lambda spec: None)
+    monkeypatch.setattr(versions, "check_draft_support", lambda spec, kind: None)
     monkeypatch.setattr(serve_module.os, "execvp", lambda file, words: started.append((file, words)))
     return started
 

@@ -48,8 +48,8 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     ((*RUN, "train.num_epochs=many"),
      error("train.num_epochs: Input should be a valid integer, unable to parse string as an integer "
            "(got 'many')", EXPLAINS)),
-    ((*RUN, "train.loss=mse"),
-     error("train.loss: Input should be 'kl', 'lk' or 'hybrid' (got 'mse')", EXPLAINS)),
+    ((*RUN, "draft.loss=mse"),
+     error("draft.loss: Input should be 'kl', 'lk' or 'hybrid' (got 'mse')", EXPLAINS)),
     ((*RUN, "extract.engine=vlm"),
      error("unknown engine 'vlm'; did you mean 'vllm'?", "known: fake, transformers, vllm")),
     ((*RUN, "train.trackers=[tensorbord]"),

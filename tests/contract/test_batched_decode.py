@@ -7,7 +7,8 @@ import pytest
 from batched_decode import decode
 from tiny import answered_states, make_trainer
 
-from eyas.evaluate.decode import DraftChain, decode_speculative
+from eyas.drafters.eagle3.propose import DraftChain
+from eyas.evaluate.decode import decode_speculative
 from eyas.train.loop import Trainer
 
 LIMIT = 24

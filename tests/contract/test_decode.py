@@ -12,8 +12,9 @@ from tiny import answered_states, make_trainer
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.propose import DraftChain
 from eyas.evaluate.acceptance import predict_acceptance
-from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
+from eyas.evaluate.decode import Decoded, decode_plain, decode_speculative
 from eyas.evaluate.lossless import first_difference, is_near_tie, near_tie
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates, TokenizedSample
@@ -134,6 +135,7 @@ def test_predicted_acceptance_is_the_decoded_one_round_for_round(
         assert found.acceptance is not None
         decoded += found.acceptance
     predicted = predict_acceptance(
+        trained.drafter,
         trained.draft,
         trained.teacher,
         trained.target_ids,
@@ -158,7 +160,7 @@ def test_the_prediction_holds_for_a_draft_of_two_layers(
         assert found.acceptance is not None
         decoded += found.acceptance
     indices = range(len(states))
-    parts = (trainer.draft, trainer.teacher, trainer.target_ids, trainer.train_states)
+    parts = (trainer.drafter, trainer.draft, trainer.teacher, trainer.target_ids, trainer.train_states)
     assert sum(predict_acceptance(*parts, indices, 3, LIMIT), Acceptance.empty(3)) == decoded
     assert decoded.length > 1.2
 
@@ -171,17 +173,18 @@ def test_an_answer_of_one_token_takes_no_round(trained: Trainer, states: list[Hi
     sample = TokenizedSample("short", item.sample.input_ids, mask, item.sample.cut)
     last = item.last[torch.from_numpy(sample.supervised[item.sample.supervised])]
     store = MemoryStore(trained.train_states.spec, [HiddenStates(sample, item.aux, last)])
-    parts = (trained.draft, trained.teacher, trained.target_ids, store)
+    parts = (trained.drafter, trained.draft, trained.teacher, trained.target_ids, store)
     assert predict_acceptance(*parts, [0], 3, LIMIT) == [Acceptance.empty(3)]
 
 
 def test_the_chains_logits_are_the_trainers(trained: Trainer, states: list[HiddenStates]) -> None:
     """The cache of the decoder and the batch of the trainer are two ways to the same first token."""
     from eyas.drafters.common.batch import pack_batch
+    from eyas.drafters.eagle3.ttt_rows import rows_of
     from eyas.drafters.eagle3.unroll import unroll
 
     item = states[0]
-    batch = pack_batch([item], 1, torch.device("cpu"), torch.float32)
+    batch = pack_batch([item], rows_of(1), torch.device("cpu"), torch.float32)
     with torch.no_grad():
         ((_, hidden),) = unroll(trained.draft, batch)
         logits = trained.draft.logits(hidden)

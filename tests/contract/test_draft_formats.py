@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from tiny import make_spec
 
 from eyas import registry
+from eyas.drafters.eagle3 import export as kind
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.sglang import trouble
 from eyas.errors import ContractError, UserError
-from eyas.export import native as vllm
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
 from eyas.types import TargetSpec, VocabMap
@@ -35,7 +36,7 @@ def make_draft(spec: TargetSpec, num_layers: int = 1) -> Eagle3Draft:
 
 def export(folder: Path, format: str, draft: Eagle3Draft, include_embedding: bool = False) -> Path:
     folder.mkdir()
-    exporter = registry.resolve(registry.EXPORTERS, format, "exporter")()
+    exporter = registry.resolve(registry.EXPORTERS, format, "exporter")("eagle3")
     exporter.write(folder, draft, SPEC, VocabMap(IDS, 50), include_embedding)
     exporter.verify(folder, draft, VocabMap(IDS, 50), torch.randn(12, 4, 16), torch.randint(0, 50, (12,)))
     return folder
@@ -57,7 +58,7 @@ def rewrite(
 def logits(draft: Eagle3Draft) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     aux, tokens = torch.randn(12, 4, 16, generator=generator), torch.arange(12)
-    return vllm._one_step(draft, aux, tokens)
+    return kind.logits(draft, aux, tokens)
 
 
 @pytest.mark.parametrize("format", sorted(registry.EXPORTERS))
@@ -76,7 +77,7 @@ def test_a_round_trip_gives_equal_logits(tmp_path: Path, format: str, include_em
 
 def test_a_midlayer_checkpoint_as_specforge_writes_it_gives_equal_logits(tmp_path: Path) -> None:
     draft = make_draft(SPEC)
-    folder = export(tmp_path / "draft", "vllm", draft, include_embedding=True)
+    folder = export(tmp_path / "draft", "native", draft, include_embedding=True)
     # Names and keys of such a checkpoint; its ids are of 0-based layers, nested only.
     rewrite(
         folder,
@@ -92,14 +93,14 @@ def test_a_midlayer_checkpoint_as_specforge_writes_it_gives_equal_logits(tmp_pat
 
 
 def test_a_checkpoint_that_names_no_layers_leaves_them_to_the_engines_default(tmp_path: Path) -> None:
-    folder = export(tmp_path / "draft", "vllm", make_draft(SPEC))
+    folder = export(tmp_path / "draft", "native", make_draft(SPEC))
     rewrite(folder, eagle_aux_hidden_state_layer_ids=None, eagle_config=None)
     assert read_draft(folder).aux_layer_ids is None
 
 
 def test_another_embedding_than_the_targets_is_refused(tmp_path: Path) -> None:
     draft = make_draft(SPEC)
-    folder = export(tmp_path / "draft", "vllm", draft, include_embedding=True)
+    folder = export(tmp_path / "draft", "native", draft, include_embedding=True)
     with pytest.raises(ContractError, match="another embedding"):
         load_export(folder, draft.embed_tokens.weight + 1)
 
@@ -109,13 +110,13 @@ def test_another_embedding_than_the_targets_is_refused(tmp_path: Path) -> None:
     [
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "is quantised"),
-        ({"architectures": ["LlamaForCausalLM"]}, "is no EAGLE-3 draft"),
+        ({"architectures": ["LlamaForCausalLM"]}, "is no draft that eyas knows"),
     ],
 )
 def test_what_eyas_does_not_compute_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], match: str
 ) -> None:
-    folder = export(tmp_path / "draft", "vllm", make_draft(SPEC))
+    folder = export(tmp_path / "draft", "native", make_draft(SPEC))
     rewrite(folder, **change)
     with pytest.raises(UserError, match=match):
         read_draft(folder)
@@ -139,8 +140,8 @@ def test_a_draft_with_another_peers_norm_goes_out_and_comes_in(
     assert not torch.equal(logits(draft), logits(plain))
     again, _, _ = load_export(export(tmp_path / "draft", format, draft), draft.embed_tokens.weight)
     assert torch.equal(logits(again), logits(draft))
-    assert norm in (vllm.sglang_trouble(again.config) or "")
-    assert vllm.sglang_trouble(plain.config) is None
+    assert norm in (trouble(again.config) or "")
+    assert trouble(plain.config) is None
 
 
 LATENT = {
@@ -178,12 +179,12 @@ def latent_draft(num_layers: int = 1) -> Eagle3Draft:
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_a_draft_with_latent_attention_comes_back_from_its_folder(tmp_path: Path, num_layers: int) -> None:
     draft = latent_draft(num_layers)
-    folder = export(tmp_path / "draft", "vllm", draft)
+    folder = export(tmp_path / "draft", "native", draft)
     again, _, config = load_export(folder, draft.embed_tokens.weight)
     assert torch.equal(logits(again), logits(draft))
     assert again.config == draft.config
     assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"]
-    assert (vllm.sglang_trouble(draft.config) is None) == (num_layers == 1)
+    assert (trouble(draft.config) is None) == (num_layers == 1)
     # As published ones are: another type, the rotation under its old keys.
     rewrite(folder, model_type="kimi_k2", rope_parameters=None)
     again, _, _ = load_export(folder, draft.embed_tokens.weight)
@@ -193,7 +194,7 @@ def test_a_draft_with_latent_attention_comes_back_from_its_folder(tmp_path: Path
 def test_latent_attention_has_no_speculators_form(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no speculators form") as refused:
         export(tmp_path / "draft", "speculators", latent_draft())
-    assert refused.value.hint == "set export.format=vllm"
+    assert refused.value.hint == "set export.format=native"
 
 
 def test_latent_attention_is_copied_from_a_target_that_has_it_or_refused() -> None:
@@ -207,21 +208,21 @@ def test_latent_attention_is_copied_from_a_target_that_has_it_or_refused() -> No
 
 
 def test_a_part_of_the_vocabulary_without_d2t_is_refused(tmp_path: Path) -> None:
-    folder = export(tmp_path / "draft", "vllm", make_draft(SPEC))
+    folder = export(tmp_path / "draft", "native", make_draft(SPEC))
     rewrite(folder, drop=("d2t",))
     with pytest.raises(UserError, match="drafts 10 of 50 ids but has no d2t"):
         read_draft(folder)
 
 
 def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
-    folder = export(tmp_path / "draft", "vllm", make_draft(SPEC))
+    folder = export(tmp_path / "draft", "native", make_draft(SPEC))
     rewrite(folder, intermediate_size=64)
     with pytest.raises(ContractError, match=r"its config\.json asks for"):
         read_draft(folder)
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    folder = export(tmp_path / "draft", "vllm", make_draft(SPEC))
+    folder = export(tmp_path / "draft", "native", make_draft(SPEC))
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match="is damaged"):
@@ -234,7 +235,7 @@ def test_sglang_finds_all_it_reads(tmp_path: Path) -> None:
     Architecture by name; ids nested, one below ours, captured at id + 1; the number of aux layers written
     out; no norm_before_residual; the embedding the target's; no tensor that it would pass over.
     """
-    folder = export(tmp_path / "draft", "vllm", make_draft(SPEC))
+    folder = export(tmp_path / "draft", "native", make_draft(SPEC))
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     nested = config["eagle_config"]
@@ -274,7 +275,7 @@ def test_upper_layers_have_their_norm_under_both_engines_names(tmp_path: Path, f
 
 
 def test_an_upper_layer_whose_two_norms_differ_is_refused(tmp_path: Path) -> None:
-    folder = export(tmp_path / "draft", "vllm", make_draft(SPEC, num_layers=2))
+    folder = export(tmp_path / "draft", "native", make_draft(SPEC, num_layers=2))
     tensors = load_file(folder / "model.safetensors")
     tensors["layers.1.hidden_norm.weight"] += 1
     save_file(tensors, folder / "model.safetensors")

@@ -12,7 +12,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from eyas.drafters.common.attention import attend
+from eyas.drafters.common.attention import PackedKeys, SequenceKeys
 from eyas.drafters.common.layers import llama_config
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
@@ -46,12 +46,7 @@ def make_draft(rope: str = "default", **shape: int) -> Eagle3Draft:
 
 
 def one_step(draft: Eagle3Draft, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    positions = torch.arange(len(tokens))
-    mixed = draft.mix(tokens, hidden)
-    whole = [(slice(0, len(tokens)), slice(0, len(tokens)))]
-    keys_values = draft.keys_values(mixed, positions)
-    attended = attend(draft.queries(mixed, positions), positions, keys_values, [], whole)
-    return draft.finish(attended, hidden)
+    return draft(tokens, hidden, torch.arange(len(tokens)), SequenceKeys())
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -128,12 +123,37 @@ def test_latent_attention_is_that_of_deepseek_v3(mscale: float | None) -> None:
         rotation = DeepseekV3RotaryEmbedding(config)(hidden[None], positions[None])
         expected, _ = theirs(hidden[None], rotation, causal)
         mixed = torch.cat([torch.zeros_like(hidden), hidden], -1)
-        places, whole = torch.arange(num), [(slice(0, num), slice(0, num))]
-        keys_values = draft.keys_values(mixed, positions)
-        attended = attend(draft.queries(mixed, positions), places, keys_values, [], whole)
+        keys, values = own.keys_values(mixed, draft.rotary, positions)
+        attended = SequenceKeys()(0, own.queries(mixed, draft.rotary, positions), keys, values)
         found = own.o_proj(attended.flatten(1))
     # The norms in the middle have an epsilon of their own there.
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [{}, {"num_layers": 2}, {"num_layers": 3}], ids=["one", "two", "three"])
+def test_rows_have_the_same_output_from_every_cache(shape: dict[str, int]) -> None:
+    """Packed with others, in one sequence, in pieces, and where only some of them are wanted."""
+    draft = make_draft(**shape)
+    tokens, hidden, positions = torch.arange(9), torch.randn(9, 16), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4])
+    documents = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
+    with torch.no_grad():
+        whole = [
+            draft(tokens[d], hidden[d], positions[d], SequenceKeys()) for d in (slice(0, 4), slice(4, 9))
+        ]
+        expected = torch.cat(whole)
+        packed, some = PackedKeys(documents), PackedKeys(documents)
+        packed.begin(torch.arange(9))
+        wanted = torch.tensor([1, 3, 6, 8])
+        some.begin(wanted)
+        torch.testing.assert_close(draft(tokens, hidden, positions, packed), expected)
+        torch.testing.assert_close(draft(tokens, hidden, positions, some, wanted), expected[wanted])
+        keys = SequenceKeys()
+        first = draft(tokens[4:7], hidden[4:7], positions[4:7], keys, slice(-1, None))
+        fork = keys.fork()
+        draft(tokens[:2], hidden[:2], positions[7:9], fork)
+        rest = draft(tokens[7:], hidden[7:], positions[7:], keys)
+        torch.testing.assert_close(torch.cat([first, rest]), expected[6:])
+        assert (keys.num_rows, fork.num_rows) == (5, 5)
 
 
 def test_the_token_a_row_reads_matters() -> None:

@@ -32,12 +32,12 @@ def make_draft(spec: TargetSpec, vocab: VocabMap) -> Eagle3Draft:
 def export(folder: Path, spec: TargetSpec, vocab: VocabMap) -> Eagle3Draft:
     folder.mkdir(exist_ok=True)
     draft = make_draft(spec, vocab)
-    registry.resolve(registry.EXPORTERS, "vllm", "exporter")().write(folder, draft, spec, vocab)
+    registry.resolve(registry.EXPORTERS, "native", "exporter")("eagle3").write(folder, draft, spec, vocab)
     return draft
 
 
 def verify(folder: Path, draft: Eagle3Draft, vocab: VocabMap) -> None:
-    exporter = registry.resolve(registry.EXPORTERS, "vllm", "exporter")()
+    exporter = registry.resolve(registry.EXPORTERS, "native", "exporter")("eagle3")
     exporter.verify(folder, draft, vocab, torch.randn(12, 3, 16), torch.randint(0, 50, (12,)))
 
 
@@ -180,11 +180,11 @@ def test_a_draft_for_another_target_is_refused_with_both_shapes(tmp_path: Path) 
 
 
 def test_verification_depends_on_rotary_positions(tmp_path: Path) -> None:
-    from eyas.export import native as vllm
+    from eyas.drafters.eagle3.export import logits
 
     draft = make_draft(make_spec(), PARTIAL)
     turned = make_draft(make_spec(rope_parameters={"rope_type": "default", "rope_theta": 2.0}), PARTIAL)
     turned.load_state_dict(draft.state_dict())
     aux, tokens = torch.randn(12, 3, 16), torch.randint(0, 50, (12,))
-    difference = vllm._one_step(draft, aux, tokens) - vllm._one_step(turned, aux, tokens)
+    difference = logits(draft, aux, tokens) - logits(turned, aux, tokens)
     assert difference.abs().max() > 1e-3

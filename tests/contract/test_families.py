@@ -11,7 +11,7 @@ from tiny import answered_states, make_trainer, random_samples, spec_of
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
 from eyas.engines.transformers import TransformersEngine
-from eyas.export.native import VllmExporter, load_export
+from eyas.export.native import NativeExporter, load_export
 from eyas.targets.architectures import FAMILIES
 from eyas.targets.quantized import read_weight
 from eyas.targets.teacher import read_last_layer, read_teacher
@@ -87,9 +87,11 @@ def test_a_draft_learns_from_the_target_and_its_export_loads(
     assert losses[-1] < 0.9 * losses[0]
     exported = tmp_path / "export"
     exported.mkdir()
-    VllmExporter().write(exported, trainer.draft, spec, trainer.vocab)
+    NativeExporter("eagle3").write(exported, trainer.draft, spec, trainer.vocab)
     tokens = torch.from_numpy(states[0].sample.input_ids[1:]).long()
-    VllmExporter().verify(exported, trainer.draft, trainer.vocab, states[0].aux[: len(tokens)], tokens)
+    NativeExporter("eagle3").verify(
+        exported, trainer.draft, trainer.vocab, states[0].aux[: len(tokens)], tokens
+    )
     _, _, config = load_export(exported, trainer.teacher.embedding)
     assert config["max_position_embeddings"] == 512
 
@@ -150,7 +152,7 @@ def test_experts_in_int4_are_the_engines_business(tmp_path: Path, name: str) -> 
     trainer = make_trainer(tmp_path / "train", folder, states[:4], states[4:], num_epochs=1)
     trainer.run()
     (tmp_path / "export").mkdir()
-    VllmExporter().write(tmp_path / "export", trainer.draft, spec, trainer.vocab)
+    NativeExporter("eagle3").write(tmp_path / "export", trainer.draft, spec, trainer.vocab)
     assert "quantization_config" not in (tmp_path / "export" / "config.json").read_text()
 
 

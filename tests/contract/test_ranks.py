@@ -17,7 +17,7 @@ from eyas.errors import ContractError, EyasError, UserError
 from eyas.stages.train import _check_shared
 from eyas.train.launch import launch_ranks
 from eyas.train.rank_errors import RankLeft, report_first_failure
-from eyas.train.ranks import Ranks, share_of
+from eyas.train.ranks import Ranks, shares_of
 from eyas.train.step_plan import check_ranks, plan_steps
 
 
@@ -171,7 +171,7 @@ def test_the_batches_of_a_step_cost_about_the_same_and_each_sample_comes_once_an
     def waiting(steps: list[list[list[int]]]) -> float:
         """Return the share of their time that eight ranks wait for the slowest."""
         full = [s for s in steps if len(s) == 8]
-        loads = np.array([[costs[p].sum() for p in s] for s in full])
+        loads = np.array([[costs[list(p)].sum() for p in s] for s in full])
         return float(1 - loads.sum() / (loads.max(1).sum() * 8))
 
     groups = pack(lengths.tolist(), 4096, 0)
@@ -183,5 +183,5 @@ def test_the_batches_of_a_step_cost_about_the_same_and_each_sample_comes_once_an
 def test_dearer_batches_are_dealt_to_ranks_with_less_to_do() -> None:
     step = [[i] for i in range(4)]
     costs = [10.0, 1.0, 9.0, 2.0]
-    shares = [share_of(step, costs, Ranks(r, 2)) for r in range(2)]
+    shares = [shares_of(step, costs, 2)[r] for r in range(2)]
     assert shares == [[[0], [1]], [[2], [3]]]

@@ -12,8 +12,10 @@ from eyas.drafters.common.acceptance import Acceptance, replay_answers
 from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.propose import DraftChain
+from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import run_unroll
-from eyas.evaluate.decode import DraftChain, decode_speculative
+from eyas.evaluate.decode import decode_speculative
 
 LIMIT, K = 24, 4
 
@@ -41,7 +43,7 @@ def test_replay_is_decoding_for_eagle_3_1(
     for answer in decode(tiny_engine, draft, ids, prompts, K, LIMIT):
         together += answer.acceptance
 
-    batch = pack_batch(states, K, torch.device("cpu"), torch.float32)
+    batch = pack_batch(states, rows_of(K), torch.device("cpu"), torch.float32)
     targets = teacher_targets(trainer.teacher, batch.last, ids, trainer.vocab.is_full)
     with torch.no_grad():
         results = [

@@ -22,6 +22,7 @@ from tiny import spec_of, write_jsonl
 
 from eyas.config.load import load_config
 from eyas.config.schema import VllmSettings
+from eyas.drafters.eagle3 import vllm
 from eyas.engines.transformers import TransformersEngine
 from eyas.stages.run_context import RunContext
 
@@ -182,6 +183,7 @@ def test_the_logits_that_judge_a_difference_are_the_targets_own(
         spec,
         draft=None,
         num_draft_tokens=0,
+        kind=vllm,
         settings=VllmSettings(),
         max_length=64,
         max_concurrency=2,

@@ -29,7 +29,7 @@ def history(run_file: Path) -> list[dict[str, Any]]:
     return [row for row in record["history"] if not row.get("validation")]
 
 
-@pytest.mark.parametrize("format", ["vllm", "speculators"])
+@pytest.mark.parametrize("format", ["native", "speculators"])
 def test_training_goes_on_from_an_exported_draft(tmp_path: Path, run_file: Path, format: str) -> None:
     assert eyas("export", "-c", run_file, f"export.format={format}", "--fresh").code == 0
     exported = Path(shutil.copytree(run_file.parent / "run" / "draft", tmp_path / "draft"))

@@ -36,8 +36,8 @@ def test_a_few_steps_on_the_real_target(tmp_path: Path) -> None:
         Path("demo:smollm2-135m-instruct"),
         data={"max_length": 80, "validation_fraction": 0.25},
         regenerate={"max_new_tokens": 16},
-        draft={"vocab_size": 2048, "intermediate_size": 256},
-        train={"num_unroll_steps": 2, "batch_tokens": 128, "validate_every": 100, "save_every": 100},
+        draft={"vocab_size": 2048, "intermediate_size": 256, "ttt_steps": 2},
+        train={"batch_tokens": 128, "validate_every": 100, "save_every": 100},
         evaluate={"num_prompts": 1, "max_new_tokens": 8},
     )
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS))

@@ -21,7 +21,6 @@ from eyas.types import Failure, HiddenStates, TokenizedSample
 ALONE = {"batch_size": 1, "batch_tokens": 256, "shard_bytes": 60_000}
 STREAM_BYTES = 150_000
 TRAIN: dict[str, Any] = {
-    "num_unroll_steps": 3,
     "batch_tokens": 256,
     "validate_every": 2,
     "save_every": 1,

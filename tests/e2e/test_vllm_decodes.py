@@ -22,10 +22,12 @@ from tiny import VOCAB_SIZE, answered_states, make_target, make_trainer, spec_of
 from eyas import registry
 from eyas.config.schema import VllmSettings
 from eyas.drafters.common.acceptance import Acceptance
+from eyas.drafters.eagle3 import vllm
+from eyas.drafters.eagle3.propose import DraftChain
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.engines.transformers import TransformersEngine
-from eyas.evaluate.decode import DraftChain, decode_plain, decode_speculative
+from eyas.evaluate.decode import decode_plain, decode_speculative
 from eyas.export.native import load_export
 from eyas.targets.teacher import read_teacher
 
@@ -44,7 +46,7 @@ class Kind:
     aux_layer_ids: tuple[int, ...] = (2, 4, 5)
     vocab_size: int = 120
     tied: bool = False
-    format: str = "vllm"
+    format: str = "native"
     include_embedding: bool = False
     fc_norm: bool = False
     norm_output: bool = False
@@ -127,7 +129,7 @@ def make(root: Path, kind: Kind) -> Exported:
     trainer.run()
     folder = root / "draft"
     folder.mkdir()
-    exporter = registry.resolve(registry.EXPORTERS, kind.format, "exporter")()
+    exporter = registry.resolve(registry.EXPORTERS, kind.format, "exporter")("eagle3")
     exporter.write(folder, trainer.draft, spec, trainer.vocab, kind.include_embedding)
     one = states[0]
     tokens = torch.from_numpy(np.append(one.sample.input_ids[1:], 0)).long()
@@ -159,6 +161,7 @@ def decode_in_vllm(
         spec_of(exported.target),
         draft=folder,
         num_draft_tokens=K,
+        kind=vllm,
         settings=VllmSettings(),
         max_length=max(len(p.token_ids) for p in exported.prompts) + 64,
         max_concurrency=8,

@@ -14,6 +14,8 @@ from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.common.loss import LossKind
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.model import HEADS, TABLES
+from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.train.optim import Stepper, make_optimizers
 
@@ -51,7 +53,7 @@ def fused(
     case: Case, dtype: torch.dtype, loss: LossKind = "kl", recompute: bool = False
 ) -> tuple[float, dict[str, torch.Tensor]]:
     here = on_gpu(case, dtype)
-    batch = pack_batch(case.states, NUM_STEPS, CUDA, dtype)
+    batch = pack_batch(case.states, rows_of(NUM_STEPS), CUDA, dtype)
     targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
     runner = FusedUnroll(here.draft, dtype, recompute=recompute)
     runner.weights.start()
@@ -62,7 +64,7 @@ def fused(
 
 def plain(case: Case, dtype: torch.dtype, loss: LossKind = "kl") -> tuple[float, dict[str, torch.Tensor]]:
     here = on_gpu(case, dtype)
-    batch = pack_batch(case.states, NUM_STEPS, CUDA, dtype)
+    batch = pack_batch(case.states, rows_of(NUM_STEPS), CUDA, dtype)
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
         result = run_unroll(here.draft, here.teacher, here.target_ids, batch, 0.8, loss)
     result.loss.backward()
@@ -129,10 +131,10 @@ def waiting_is_an_error() -> Iterator[None]:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest, optimizer: str) -> None:
     here = on_gpu(case_of(2), torch.bfloat16)
-    batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
+    batch = pack_batch(here.states, rows_of(NUM_STEPS), CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
     settings = TrainSettings(optimizer=optimizer)
-    adamw, muon = make_optimizers(here.draft.trainable(), settings)
+    adamw, muon = make_optimizers(here.draft.trainable(), settings, HEADS, TABLES)
     stepper = Stepper(adamw, settings, 10, runner.weights.copies, muon)
     for attempt in range(2):
         if attempt:  # kernels are compiled and state is made in the first
@@ -146,10 +148,10 @@ def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest,
 
 def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     here = on_gpu(case_of(3), torch.bfloat16)
-    batch = pack_batch(here.states, NUM_STEPS, CUDA, torch.bfloat16)
+    batch = pack_batch(here.states, rows_of(NUM_STEPS), CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
     settings = TrainSettings()
-    adamw, muon = make_optimizers(here.draft.trainable(), settings)
+    adamw, muon = make_optimizers(here.draft.trainable(), settings, HEADS, TABLES)
     stepper = Stepper(adamw, settings, 10, runner.weights.copies, muon)
     before = {n: p.detach().clone() for n, p in here.draft.trainable().items()}
     batch.aux[5] = float("nan")

@@ -11,6 +11,7 @@ from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.common.loss import LossKind
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 
 CPU = torch.device("cpu")
@@ -20,7 +21,7 @@ DECAY = 0.8
 def fused(
     case: Case, num_steps: int, loss: LossKind, repeat: int = 1, recompute: bool = False
 ) -> UnrollResult:
-    batch = pack_batch(case.states, num_steps, CPU, torch.float32)
+    batch = pack_batch(case.states, rows_of(num_steps), CPU, torch.float32)
     targets = teacher_targets(case.teacher, batch.last, case.target_ids, False)
     runner = FusedUnroll(case.draft, torch.float32, recompute=recompute)
     runner.weights.start()
@@ -31,7 +32,7 @@ def fused(
 
 
 def plain(case: Case, num_steps: int, loss: LossKind, recompute: bool = False) -> UnrollResult:
-    batch = pack_batch(case.states, num_steps, CPU, torch.float32)
+    batch = pack_batch(case.states, rows_of(num_steps), CPU, torch.float32)
     result = run_unroll(case.draft, case.teacher, case.target_ids, batch, DECAY, loss, recompute)
     result.loss.backward()
     return result
@@ -98,7 +99,7 @@ def test_recomputation_keeps_no_activation_of_the_mlp_and_no_logits() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            batch = pack_batch(case.states, 7, CPU, torch.float32)
+            batch = pack_batch(case.states, rows_of(7), CPU, torch.float32)
             run_unroll(case.draft, case.teacher, case.target_ids, batch, DECAY, "kl", recompute)
         kept[recompute] = total
     assert kept[True] < 0.6 * kept[False]

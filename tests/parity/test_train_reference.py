@@ -9,6 +9,7 @@ from reference import reference_logits, reference_loss
 from train_cases import EPS, THETA, Case, make_case
 
 from eyas.drafters.common.batch import pack_batch
+from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.types import TokenizedSample
 
@@ -17,7 +18,7 @@ DECAY = 0.8
 
 
 def trainer_result(case: Case, num_steps: int) -> UnrollResult:
-    batch = pack_batch(case.states, num_steps, CPU, torch.float32)
+    batch = pack_batch(case.states, rows_of(num_steps), CPU, torch.float32)
     return run_unroll(case.draft, case.teacher, case.target_ids, batch, DECAY)
 
 
@@ -219,7 +220,7 @@ def test_metrics_count_prefix_agreement_over_the_full_vocabulary() -> None:
         )
         result = trainer_result(case, 5)
     truth = case.teacher.logits(case.last).argmax(-1)
-    batch = pack_batch(case.states, 5, CPU, torch.float32)
+    batch = pack_batch(case.states, rows_of(5), CPU, torch.float32)
     for place, row in enumerate(batch.plan.rows[0].tolist()):
         accepted = 0
         for step in range(int(result.depth[place])):

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from eyas.evaluate.decode import DraftChain, decode_speculative
+from eyas.drafters.eagle3.propose import DraftChain
+from eyas.evaluate.decode import decode_speculative
 from eyas.export.native import load_export
 from eyas.stages.run_context import RunContext
 from eyas.targets.teacher import read_teacher

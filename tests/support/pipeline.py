@@ -30,7 +30,7 @@ def write_prompts(path: Path, num: int = 24) -> Path:
 
 def write_run(folder: Path, target: Path, **sections: Any) -> Path:
     """Write a run file for ``target`` into ``folder``; its run folder is ``folder/run``."""
-    settings = {
+    settings: dict[str, Any] = {
         "run_dir": str(folder / "run"),
         "target": {"model": str(target)},
         "data": {
@@ -40,9 +40,8 @@ def write_run(folder: Path, target: Path, **sections: Any) -> Path:
         },
         "regenerate": {"max_new_tokens": 20, "batch_size": 8},
         "extract": {"batch_tokens": 256, "shard_bytes": 60_000},
-        "draft": {"vocab_size": 120},
+        "draft": {"vocab_size": 120, "ttt_steps": 3},
         "train": {
-            "num_unroll_steps": 3,
             "num_epochs": 1,
             "batch_tokens": 256,
             "validate_every": 2,
@@ -51,6 +50,8 @@ def write_run(folder: Path, target: Path, **sections: Any) -> Path:
         },
         "evaluate": {"num_draft_tokens": 2, "num_prompts": 3, "max_new_tokens": 12},
     }
+    if "architecture" in sections.get("draft", {}):
+        settings["draft"] = {"vocab_size": 120}  # another kind has other settings
     for name, section in sections.items():
         settings[name] = settings.get(name, {}) | section if isinstance(section, dict) else section
     path = folder / "run.yaml"

@@ -10,10 +10,13 @@ import torch
 import torch.distributed as dist
 from machine import clean_processes
 from memory_store import MemoryStore
+from tiny import split_settings
 from train_cases import EPS, THETA, Case, make_case
 
+from eyas import registry
 from eyas.config.schema import TrainSettings
-from eyas.drafters.eagle3.fused.unroll import FusedUnroll
+from eyas.drafters.eagle3.objective import FusedObjective
+from eyas.drafters.eagle3.settings import Settings
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
 from eyas.types import HiddenStates, TargetSpec, VocabMap
@@ -100,7 +103,7 @@ def trainer_of(
     root.mkdir(exist_ok=True)
     spec = spec_of(case)
     defaults: dict[str, Any] = {
-        "num_unroll_steps": 3,
+        "ttt_steps": 3,
         "batch_tokens": 32,
         "num_epochs": 1,
         "optimizer": "adamw",  # Muon rounds to bfloat16 on its way: it has tests of its own
@@ -108,15 +111,17 @@ def trainer_of(
         "save_every": 100,
         "validate_every": 100,
     }
+    of_train, of_draft = split_settings(defaults | settings)
     return Trainer(
+        drafter=registry.drafter("eagle3"),
         draft=case.draft,
+        draft_settings=Settings(**of_draft),
         teacher=case.teacher,
         vocab=VocabMap(case.target_ids.numpy(), spec.vocab_size),
         train_states=MemoryStore(spec, states),
         held_out_states=MemoryStore(spec, states[:3]),
-        settings=TrainSettings(**(defaults | settings)),
+        settings=TrainSettings(**of_train),
         seed=0,
-        num_draft_tokens=3,
         root=root,
         device=torch.device(device),
         ranks=ranks or Ranks(),
@@ -129,15 +134,18 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def use_written_out_backward(trainer: Trainer) -> None:
     """Train with the fast path's own backward, on the operations that it has for a CPU."""
-    slices, ranks, train_head = trainer.slices, trainer.ranks, trainer.settings.train_head
-    trainer.fused = fused = FusedUnroll(trainer.draft, torch.float32, train_head, sliced=slices is not None)
-    if ranks.size > 1:
-        fused.weights.hand_over = slices.add if slices else lambda name, sum: ranks.start_adding_up(sum)
+    slices, ranks = trainer.slices, trainer.ranks
+    parts = (trainer.draft, trainer.teacher, trainer.target_ids, trainer.draft_settings, trainer.settings)
+    trainer.objective = fused = FusedObjective(*parts, torch.float32, sharded=slices is not None)
+    if slices:
+        fused.hand_over_to(slices.add)
+    elif ranks.size > 1:
+        fused.hand_over_to(lambda name, gradient: ranks.start_adding_up(gradient))
     step = trainer.stepper.step
 
     def step_and_copy(*arguments: Any) -> Any:
         outcome = step(*arguments)
-        fused.weights.refresh()
+        fused.refresh()
         return outcome
 
     trainer.stepper.step = step_and_copy  # type: ignore[method-assign]
@@ -176,6 +184,6 @@ def train_together(
         "weights": weights(trainer),
         "history": trainer.history,
         "num_batches": len(trainer.batches),
-        "shares": [len(share) for share in trainer._share],
+        "shares": [len(share) for share in trainer.share],
         "bytes": kept_bytes(trainer),
     }

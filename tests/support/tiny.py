@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +13,11 @@ from memory_store import MemoryStore
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from eyas import registry
 from eyas.config.schema import TargetSettings, TrainSettings
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.settings import Settings
 from eyas.engines.base import Prompt, Sampling
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_teacher
@@ -182,7 +184,6 @@ def make_trainer(
     train: Sequence[HiddenStates],
     held_out: Sequence[HiddenStates],
     vocab_size: int = 120,
-    num_draft_tokens: int = 3,
     spec: TargetSpec | None = None,
     fc_norm: bool = False,
     norm_output: bool = False,
@@ -213,17 +214,25 @@ def make_trainer(
         dataclasses.replace(shape, norm_before_residual=norm_before_residual, norm_before_fc=norm_before_fc)
     )
     draft.initialise(teacher.embedding, teacher.head[vocab.target_ids], teacher.norm_weight, {}, seed=0)
-    defaults: dict[str, Any] = {"num_unroll_steps": 3, "batch_tokens": 128, "num_epochs": 2}
+    defaults: dict[str, Any] = {"ttt_steps": 3, "batch_tokens": 128, "num_epochs": 2}
     defaults |= {"optimizer": "adamw", "learning_rate": 3e-3}
+    of_train, of_draft = split_settings(defaults | settings)
     return Trainer(
+        drafter=registry.drafter("eagle3"),
         draft=draft,
+        draft_settings=Settings(**of_draft),
         teacher=teacher,
         vocab=vocab,
         train_states=MemoryStore(spec, train),
         held_out_states=MemoryStore(spec, held_out),
-        settings=TrainSettings(**(defaults | settings)),
+        settings=TrainSettings(**of_train),
         seed=0,
-        num_draft_tokens=num_draft_tokens,
         root=root,
         device=torch.device("cpu"),
     )
+
+
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of ``train``, and those of the draft."""
+    of_train = {key: value for key, value in settings.items() if key in TrainSettings.model_fields}
+    return of_train, {key: value for key, value in settings.items() if key not in of_train}

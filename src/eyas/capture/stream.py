@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -14,11 +15,11 @@ from eyas.capture.statistics import table_of
 from eyas.capture.stream_cache import Keeper, Unit
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import read_samples
-from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.base import DraftConfig
 from eyas.engines.probe import compare_states, probe_again
 from eyas.errors import UserError
 from eyas.files import fingerprint
-from eyas.plan.estimates import training_memory
+from eyas.plan.estimates import PlannedDraft, training_memory
 from eyas.plan.target_size import read_target_size
 from eyas.progress import say
 from eyas.stages.extract import examples_of, make_check, make_engine, probe_engine
@@ -29,8 +30,8 @@ from eyas.store.window_store import Shares, StreamedStates, bytes_of, owned
 from eyas.train.launch import as_if_alone
 from eyas.train.prefetch import Windows, whole
 from eyas.train.rank_errors import report_first_failure
-from eyas.train.ranks import Ranks, shares_of
-from eyas.train.step_plan import costs_of, plan_steps
+from eyas.train.ranks import Ranks
+from eyas.train.step_plan import StepPlan
 from eyas.types import Failure, HiddenStates, TokenizedSample
 
 
@@ -130,11 +131,8 @@ class Stream:
         self.in_turns = StreamedStates(spec, self.samples, self._capture, data)
         self.states: StateReader = self.in_turns
         self.windows: Windows = self._windows
-        costs = costs_of(self.in_turns)
-        self.steps = [
-            shares_of(step, [float(costs[group].sum()) for group in step], ranks.size)
-            for step in plan_steps(self.in_turns.lengths, costs, config.train, config.seed)
-        ]
+        cost_of = partial(context.drafter.cost_of, settings=config.draft)
+        self.steps = StepPlan.of(self.in_turns, cost_of, config.train, config.seed, ranks.size).shares
         fleet = config.extract.fleet
         # Units that exist at a time: each rank's, and with a fleet each rank's next and one an engine.
         self.room = 2 * ranks.size + fleet.replicas if fleet else ranks.size
@@ -352,7 +350,9 @@ def _check_gpu(context: RunContext, draft: DraftConfig, samples: Sequence[Tokeni
     if context.device != "cuda" or config.extract.engine != "vllm" or config.extract.endpoint is not None:
         return
     supervised = sum(int(s.supervised.sum()) for s in samples) / sum(len(s) for s in samples)
-    needed = training_memory(config, draft, read_target_size(config.target), supervised)
+    planned = PlannedDraft(context.drafter, draft)
+    size = read_target_size(config.target, context.default_aux_layer_ids)
+    needed = training_memory(config, planned, size, supervised)
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     share = config.vllm.gpu_memory_utilization
     if needed > total * (1 - share):

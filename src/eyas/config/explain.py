@@ -1,28 +1,24 @@
 """What each setting means and where its value came from."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
+from eyas import registry
+from eyas.config.keys import own_fields, section_of, settings
 from eyas.config.load import LoadedConfig
-from eyas.config.schema import RunConfig
+from eyas.config.schema import DraftSettings, RunConfig, draft_settings_of
 
 
-def describe_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[tuple[str, str]]:
+def describe_keys() -> list[tuple[str, str]]:
     """Return (dotted key, description) of every setting."""
-    rows: list[tuple[str, str]] = []
-    for name, info in model.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            rows += describe_keys(kind, f"{prefix}{name}.")
-        else:
-            rows.append((prefix + name, info.description or ""))
-    return rows
+    return [(key, info.description or "") for key, info in settings()]
 
 
-def to_markdown(model: type[BaseModel] = RunConfig) -> str:
+def to_markdown() -> str:
     """Return the reference of all settings as a page: docs/reference/configuration.md."""
     lines = [
         "# Configuration",
@@ -31,24 +27,29 @@ def to_markdown(model: type[BaseModel] = RunConfig) -> str:
         "on the command line a setting is `SECTION.KEY=VALUE`, the value as in YAML.",
         "`eyas config -c run.yaml` shows a run's values and where each comes from.",
     ]
-    _section("", model, lines)
-    for name, info in model.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            lines += ["", f"## {name}", "", (kind.__doc__ or "").strip()]
-            _section(f"{name}.", kind, lines)
+    _table("", RunConfig.model_fields, lines)
+    for name, info in RunConfig.model_fields.items():
+        section = section_of(info)
+        if section is None:
+            continue
+        lines += ["", f"## {name}", "", (section.__doc__ or "").strip()]
+        _table(f"{name}.", section.model_fields, lines)
+        if section is DraftSettings:
+            for architecture in sorted(registry.drafters()):
+                kind = draft_settings_of(architecture)
+                lines += ["", f"### draft.architecture={architecture}", "", (kind.__doc__ or "").strip()]
+                _table(f"{name}.", own_fields(kind), lines)
     return "\n".join(lines) + "\n"
 
 
-def _section(prefix: str, model: type[BaseModel], lines: list[str]) -> None:
+def _table(prefix: str, fields: Mapping[str, FieldInfo], lines: list[str]) -> None:
     lines += ["", "| setting | kind | default | meaning |", "| --- | --- | --- | --- |"]
-    for name, info in model.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+    for name, info in fields.items():
+        if section_of(info) is not None:
             continue
         default = "required" if info.is_required() else f"`{_shown(info.default)}`"
         meaning = (info.description or "").replace("|", "\\|")
-        lines.append(f"| `{prefix}{name}` | {_kind(kind)} | {default} | {meaning} |")
+        lines.append(f"| `{prefix}{name}` | {_kind(info.annotation)} | {default} | {meaning} |")
 
 
 def _shown(default: Any) -> str:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from eyas.config.schema import RunConfig
+from eyas.config.keys import known_keys
+from eyas.config.schema import DraftSettings, RunConfig
 from eyas.config.secrets import refuse_secrets
 from eyas.errors import UserError, did_you_mean
 
@@ -19,9 +20,14 @@ _MOST_VALUES = 10_000
 RENAMED = {
     "data.held_out_share": "data.validation_fraction",
     "train.average_decay": "train.ema_decay",
+    "train.loss": "draft.loss",
     "train.micro_batches": "train.batches_per_step",
+    "train.num_unroll_steps": "draft.ttt_steps",
+    "train.step_decay": "draft.ttt_step_loss_decay",
     "evaluate.further_draft_tokens": "evaluate.sweep_draft_tokens",
 }
+# Values that had another name before 0.2.
+RENAMED_VALUES = {("export.format", "vllm"): "native"}
 
 Origin = Literal["file", "command line", "default"]
 
@@ -47,14 +53,17 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         key, value = _parse_override(override)
         _set(values, key, value)
         origins[key] = "command line"
-    known = known_keys()
+    architecture = _architecture(values)
+    known = known_keys(architecture)
     sections = {key.rpartition(".")[0] for key in known}
-    for key, _ in flatten(values):
+    for key, value in flatten(values):
         if key in RENAMED:
             raise UserError(f"{key} was renamed to {RENAMED[key]}", hint=f"write {RENAMED[key]} instead")
+        if isinstance(value, str) and (new := RENAMED_VALUES.get((key, value))):
+            raise UserError(f"{key}={value} was renamed to {new}", hint=f"write {key}={new} instead")
         # Some settings are mappings; their keys are anybody's.
         if key not in sections and not any(key == k or key.startswith(f"{k}.") for k in known):
-            raise _unknown(key)
+            raise _unknown(key, architecture)
     refuse_secrets(flatten(values))
     try:
         config = RunConfig.model_validate(values)
@@ -75,18 +84,6 @@ def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         else:
             leaves.append((f"{prefix}{key}", value))
     return leaves
-
-
-def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
-    """Return every dotted key of the configuration."""
-    keys: list[str] = []
-    for name, info in model.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys += known_keys(kind, f"{prefix}{name}.")
-        else:
-            keys.append(prefix + name)
-    return keys
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -147,12 +144,24 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
-            raise _unknown(key)
+            raise _unknown(key, None)
     values[leaf] = value
 
 
-def _unknown(key: str) -> UserError:
-    keys = known_keys()
+def _architecture(values: dict[str, Any]) -> str:
+    """Return the kind of draft that the settings name, or the default for what is no name."""
+    draft = values.get("draft")
+    named = draft.get("architecture") if isinstance(draft, dict) else None
+    return named if isinstance(named, str) else DraftSettings().architecture
+
+
+def _unknown(key: str, architecture: str | None) -> UserError:
+    keys = known_keys(architecture)
+    if architecture is not None and key in known_keys():
+        return UserError(
+            f"{key} is not a setting of draft.architecture={architecture}",
+            hint="eyas config --markdown lists the settings of each kind of draft",
+        )
     suggestion = did_you_mean(key, keys)
     if not suggestion:
         by_leaf = {k.rpartition(".")[2]: k for k in keys}

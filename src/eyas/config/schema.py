@@ -3,7 +3,17 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializeAsAny,
+    field_validator,
+)
+
+from eyas import registry
 
 
 class Section(BaseModel):
@@ -19,7 +29,9 @@ class TargetSettings(Section):
         "auto", description="compute and storage type of the target's states; auto: as in its config.json"
     )
     aux_layer_ids: tuple[int, ...] | None = Field(
-        None, description="ids L = stream after L layers; default [2, n//2, n-3]"
+        None,
+        description="layers to capture: id L is the stream after L layers; default: those that the draft's "
+        "kind reads, such as [2, n//2, n-3]",
     )
     trust_remote_code: bool = Field(False, description="allow code from the model folder")
 
@@ -139,31 +151,30 @@ class VllmSettings(Section):
 
 
 class DraftSettings(Section):
-    """The draft model's shape; what is left out is copied from the target."""
+    """The draft model. Each architecture has further settings, which lie in its folder."""
 
-    architecture: str = Field("eagle3", description="draft architecture")
-    num_layers: PositiveInt = Field(1, description="decoder layers; more than one train on the plain path")
+    architecture: str = Field("eagle3", description="kind of draft; it decides which settings follow")
     vocab_size: PositiveInt | None = Field(32000, description="draft vocabulary W; null: all of the target's")
-    hidden_size: PositiveInt | None = Field(
+    aux_layer_ids: tuple[int, ...] | None = Field(
         None,
-        description="width of the draft; another than the target's makes it carry an embedding of its own",
-    )
-    intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
-    attention: Literal["gqa", "mla"] = Field(
-        "gqa",
-        description="gqa: grouped heads; mla: the target's latent attention, trained on the plain path",
-    )
-    num_attention_heads: PositiveInt | None = Field(None, description="query heads")
-    num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
-    fc_norm: bool = Field(
-        True,
-        description="EAGLE-3.1: norm each aux layer before they are fused; layer and fc then start as noise, "
-        "without it as the target's last layer and a pass-through",
+        description="captured layers that the draft reads, as in target.aux_layer_ids; default: the kind's "
+        "own where they are captured, else all that are",
     )
     init_from: str | None = Field(
-        None, description="go on from this EAGLE-3 draft: a folder or hub id, native or speculators format"
+        None, description="start from this draft: a folder or hub id, native or speculators format"
     )
-    norm_output: bool = Field(True, description="EAGLE-3.1: later draft steps read the normed state")
+
+
+def draft_settings_of(architecture: Any) -> type[DraftSettings]:
+    """Return the settings of a kind of draft. Raises: UserError for a kind that nobody registered."""
+    if not isinstance(architecture, str):
+        return DraftSettings  # which refuses it
+    settings: type[DraftSettings] = registry.drafter_file(architecture, "settings").Settings
+    return settings
+
+
+def default_draft() -> DraftSettings:
+    return draft_settings_of(DraftSettings().architecture)()
 
 
 class TrainSettings(Section):
@@ -179,12 +190,7 @@ class TrainSettings(Section):
     keep_states: bool = Field(
         False, description="stream: also write what is captured, for later epochs and later runs"
     )
-    num_unroll_steps: PositiveInt = Field(7, description="K, steps of the draft on its own states")
-    step_decay: float = Field(0.8, gt=0, le=1, description="weight of step k is step_decay ** k")
     num_epochs: PositiveInt = Field(3, description="passes over the data")
-    loss: Literal["kl", "lk", "hybrid"] = Field(
-        "kl", description="KL to the teacher, or acceptance itself (LK losses): its -log, or a mix with KL"
-    )
     batch_tokens: PositiveInt = Field(8192, description="tokens packed into one batch")
     recompute: bool = Field(
         False,
@@ -207,6 +213,10 @@ class TrainSettings(Section):
     )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="matrix multiplications; auto: bfloat16 on CUDA, else float32"
+    )
+    validate_draft_tokens: PositiveInt = Field(
+        3,
+        description="draft tokens per round at which validation replays acceptance, to rank checkpoints",
     )
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
@@ -231,7 +241,7 @@ class ExportSettings(Section):
     """The folder that inference engines load."""
 
     format: str = Field(
-        "vllm", description="vllm: the native format, also SGLang's; or speculators, for vllm serve FOLDER"
+        "native", description="native: what vLLM and SGLang load; or speculators, for vllm serve FOLDER"
     )
     include_embedding: bool = Field(False, description="write the target's embedding too; engines share it")
 
@@ -281,7 +291,15 @@ class RunConfig(Section):
     extract: ExtractSettings = ExtractSettings()
     vllm: VllmSettings = VllmSettings()
     ray: RaySettings = RaySettings()
-    draft: DraftSettings = DraftSettings()
+    draft: SerializeAsAny[DraftSettings] = Field(default_factory=default_draft)
     train: TrainSettings = TrainSettings()
     export: ExportSettings = ExportSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
+
+    @field_validator("draft", mode="before")
+    @classmethod
+    def _settings_of_its_kind(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kind = value.get("architecture", DraftSettings().architecture)
+        return draft_settings_of(kind).model_validate(value)

@@ -1,20 +1,20 @@
 """Acceptance predicted offline, from stored states alone."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from eyas.drafters.base import Drafter
 from eyas.drafters.common.acceptance import Acceptance, replay_answers
-from eyas.drafters.common.batch import pack_batch
-from eyas.drafters.eagle3.model import Eagle3Draft
-from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.store.base import StateReader
 from eyas.targets.teacher import TeacherHead
 
 
 @torch.no_grad()
 def predict_acceptance(
-    draft: Eagle3Draft,
+    drafter: Drafter,
+    draft: Any,
     teacher: TeacherHead,
     target_ids: torch.Tensor,
     states: StateReader,
@@ -32,9 +32,7 @@ def predict_acceptance(
         if not item.sample.supervised[item.sample.loss_mask.argmax()]:
             found.append(Acceptance.empty(num_draft_tokens))
             continue
-        batch = pack_batch([item], num_draft_tokens, target_ids.device, draft.fc.weight.dtype)
-        result = run_unroll(draft, teacher, target_ids, batch, step_decay=1.0)
-        rows = batch.plan.rows[0]
-        answers = replay_answers(rows, result.accepted, result.depth, num_draft_tokens, max_new_tokens)
+        rounds = drafter.replay(draft, teacher, target_ids, item, num_draft_tokens)
+        answers = replay_answers(rounds.rows, rounds.accepted, rounds.depth, num_draft_tokens, max_new_tokens)
         found.append(answers[0])
     return found

@@ -1,53 +1,17 @@
-"""Reads EAGLE-3 drafts as they are published: native names, ``midlayer.*``, and the speculators format.
+"""Reads a draft's folder, of any kind and format that eyas knows."""
 
-Whatever this draft does not compute is refused by name; nothing is read past in silence.
-"""
-
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from eyas.drafters.common.heads_and_rope import latent_head_dim, latent_rope, whole_latent
-from eyas.drafters.eagle3.config import DraftConfig
-from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas import registry
+from eyas.drafters.common.stored import StoredDraft
 from eyas.errors import ContractError, UserError
 from eyas.files import read_json
-from eyas.layer_ids import from_output_of
-from eyas.types import LATENT_KEYS
 
-# What engines take when a configuration says nothing.
-_MISSING = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
-_REFUSED = {
-    "attention_bias": "has biases in its attention",
-    "mlp_bias": "has biases in its MLP",
-    "quantization_config": "is quantised",
-    "parallel_drafting": "drafts all its tokens at once",
-}
 _AGAIN = "export, copy or download it again"
-_UPPER_HIDDEN_NORM = re.compile(r"layers\.[1-9]\d*\.hidden_norm\.weight")
-
-
-@dataclass(frozen=True)
-class StoredDraft:
-    """A draft's folder, read. ``tensors`` are by Eagle3Draft's names; target_ids [W].
-
-    ``aux_layer_ids`` are ours (stream after L layers), None where the folder does not name them and engines
-    take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config``
-    its JSON. ``window`` is how many tokens back it looks, where that is not all; eyas' drafts see them all.
-    """
-
-    shape: DraftConfig
-    aux_layer_ids: tuple[int, ...] | None
-    target_ids: torch.Tensor
-    tensors: dict[str, torch.Tensor]
-    embedding: torch.Tensor | None
-    config: dict[str, Any]
-    window: int | None
 
 
 def read_draft(folder: Path) -> StoredDraft:
@@ -57,85 +21,43 @@ def read_draft(folder: Path) -> StoredDraft:
     ContractError for unknown or missing tensors, as vLLM does.
     """
     config = read_config(folder)
-    tensors = {_own_name(name): tensor for name, tensor in _read_tensors(folder).items()}
-    inside = config.get("transformer_layer_config") or config
-    d2t = tensors.pop("d2t", None)
-    tensors.pop("t2d", None)
-    for name in [n for n in tensors if _UPPER_HIDDEN_NORM.fullmatch(n)]:
-        # SGLang's name of what input_layernorm is to vLLM.
-        norm = tensors.pop(name)
-        if not torch.equal(norm, tensors.get(name.replace("hidden_norm", "input_layernorm"), norm)):
-            raise ContractError(
-                f"{folder}: engines would serve different drafts, for a layer has two norms ({name})"
-            )
-    if "fc.weight" not in tensors:
-        raise ContractError(f"{folder} has unknown or missing tensors: ['fc.weight']")
+    load = registry.drafter_file(kind_of(folder, config), "load")
+    load.check(folder, config)
     try:
-        shape, aux_layer_ids = _shape(config, inside, tensors), _aux_layer_ids(config)
-        window = _window(inside)
-        if shape.num_layers > len(tensors):  # before they are made
-            raise ValueError(f"{shape.num_layers} layers in {len(tensors)} tensors")
-        with torch.device("meta"):
-            wanted = {name: tuple(p.shape) for name, p in Eagle3Draft(shape).trainable().items()}
+        stored: StoredDraft = load.read(folder, config, _read_tensors(folder))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         said = " ".join(str(error).split())
         raise UserError(
             f"{folder / 'config.json'} describes no draft: {type(error).__name__} {said}", hint=_AGAIN
         ) from None
-    embedding = None if shape.has_own_embedding else tensors.pop("embed_tokens.weight", None)
-    if d2t is None and shape.vocab_size != shape.target_vocab_size:
-        raise UserError(
-            f"{folder} drafts {shape.vocab_size} of {shape.target_vocab_size} ids but has no d2t",
-            hint="the folder is incomplete; download it again",
-        )
-    _check_names(folder, wanted, tensors)
-    offsets = torch.zeros(shape.vocab_size, dtype=torch.long) if d2t is None else d2t.long()
-    if offsets.shape != (shape.vocab_size,):
-        raise ContractError(
-            f"{folder}: d2t is {tuple(offsets.shape)}, its config.json asks for {shape.vocab_size}"
-        )
-    target_ids = torch.arange(len(offsets)) + offsets
-    return StoredDraft(shape, aux_layer_ids, target_ids, tensors, embedding, config, window)
+    return stored
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a draft's config.json. Raises: UserError when it is not there, damaged, or of another kind."""
+    """Read a draft's config.json. Raises: UserError when it is missing or damaged."""
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no draft: it has no config.json", hint="name what eyas export wrote")
     try:
         config: dict[str, Any] = read_json(path)
-        names = [str(name) for name in config.get("architectures") or ()]
-        inside = dict(config.get("transformer_layer_config") or {})
+        list(config.get("architectures") or ())
+        dict(config.get("transformer_layer_config") or {})
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{path} is damaged", hint=_AGAIN) from None
-    if config.get("speculators_model_type", "eagle3") != "eagle3" or not (
-        config.get("speculators_model_type") or any("Eagle3" in n or "EAGLE3" in n for n in names)
-    ):
-        raise UserError(
-            f"{folder} is no EAGLE-3 draft: its config.json names {', '.join(names) or 'no kind'}"
-        )
-    for key, what in _REFUSED.items():
-        if config.get(key, inside.get(key)):
-            raise UserError(
-                f"the draft in {folder} {what} ({key}), which eyas does not compute",
-                hint="train one from the target instead: leave draft.init_from out",
-            )
     return config
 
 
-def _check_names(folder: Path, wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
-    """Compare names and shapes with what the configuration asks for. Raises: ContractError."""
-    if set(wanted) != set(tensors):
-        raise ContractError(
-            f"{folder} has unknown or missing tensors: {sorted(set(wanted) ^ set(tensors))}",
-            hint="the folder is damaged or of another kind; export or download it again",
-        )
-    for name, expected in wanted.items():
-        if tuple(tensors[name].shape) != expected:
-            raise ContractError(
-                f"{folder}: {name} is {tuple(tensors[name].shape)}, its config.json asks for {expected}"
-            )
+def kind_of(folder: Path, config: dict[str, Any]) -> str:
+    """Return the kind of draft that a config.json describes. Raises: UserError for an unknown one."""
+    kinds = registry.drafters()
+    for name in kinds:
+        if registry.drafter_file(name, "load").recognises(config):
+            return name
+    named = ", ".join(str(name) for name in config.get("architectures") or ()) or "no kind"
+    raise UserError(
+        f"{folder} is no draft that eyas knows: its config.json names {named}",
+        hint=f"kinds that it reads: {', '.join(sorted(kinds))}",
+    )
 
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -153,61 +75,3 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         except SafetensorError as error:
             raise UserError(f"{path} is damaged: {error}", hint=_AGAIN) from None
     return tensors
-
-
-def _own_name(name: str) -> str:
-    """Return this draft's name of a tensor; SafeAILab and SpecForge call the only layer midlayer."""
-    return name.replace("midlayer.", "layers.0.")
-
-
-def _shape(
-    config: Mapping[str, Any], inside: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-) -> DraftConfig:
-    width, heads = int(inside["hidden_size"]), int(inside["num_attention_heads"])
-    target_width = config.get("target_hidden_size") or width
-    rope = dict(inside.get("rope_parameters") or inside.get("rope_scaling") or {})
-    if "type" in rope:
-        rope["rope_type"] = rope.pop("type")
-    rope = {"rope_type": "default", "rope_theta": float(inside.get("rope_theta", 10000.0)), **rope}
-    latent = _latent_attention(inside)
-    return DraftConfig(
-        hidden_size=width,
-        target_hidden_size=target_width,
-        num_aux_layers=tensors["fc.weight"].shape[1] // target_width,
-        vocab_size=config.get("draft_vocab_size") or inside.get("draft_vocab_size") or inside["vocab_size"],
-        target_vocab_size=inside["vocab_size"],
-        intermediate_size=inside["intermediate_size"],
-        num_attention_heads=heads,
-        num_key_value_heads=inside.get("num_key_value_heads") or heads,
-        head_dim=latent_head_dim(latent) if latent else inside.get("head_dim") or width // heads,
-        rms_norm_eps=inside.get("rms_norm_eps", _MISSING["rms_norm_eps"]),
-        max_position_embeddings=inside.get("max_position_embeddings", _MISSING["max_position_embeddings"]),
-        rope_parameters=latent_rope(rope) if latent else rope,
-        fc_norm=bool(config.get("fc_norm", inside.get("fc_norm", False))),
-        norm_output=bool(config.get("norm_output", inside.get("norm_output", False))),
-        # In the speculators format a missing value means true.
-        norm_before_residual=bool(config.get("norm_before_residual", inside is not config)),
-        norm_before_fc=bool(config.get("norm_before_fc", inside.get("norm_before_fc", False))),
-        num_layers=inside.get("num_hidden_layers", 1),
-        latent_attention=latent,
-    )
-
-
-def _latent_attention(inside: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return ranks and head widths of a draft with latent attention; a Llama-like one has none."""
-    if not inside.get("kv_lora_rank"):
-        return None
-    return whole_latent({key: inside.get(key) for key in LATENT_KEYS}, "this draft")
-
-
-def _window(inside: Mapping[str, Any]) -> int | None:
-    """As vLLM decides: a window that no layer's type asks for is none."""
-    return int(inside["sliding_window"]) if "sliding_attention" in (inside.get("layer_types") or ()) else None
-
-
-def _aux_layer_ids(config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    top = config.get("eagle_aux_hidden_state_layer_ids")
-    if top:
-        return tuple(top)
-    nested = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return from_output_of(nested) if nested else None

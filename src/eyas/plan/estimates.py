@@ -5,14 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from eyas.config.schema import RunConfig
-from eyas.drafters.eagle3.config import DraftConfig
-from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.base import DraftConfig, Drafter
 from eyas.plan.target_size import ITEMSIZE, TargetSize
 from eyas.train.optim import suits_muon
 
-# Bytes a supervised row and unroll step keep for the backward pass, in units of the compute type: the MLP's
-# three intermediate tensors, and about a dozen of the layer's width.
-_KEPT_MLP, _KEPT_WIDTH = 3, 12
 _LOSS_ROWS = 4096  # rows whose logits exist at once
 _INPUT_IDS_BYTES = 5  # token id and mask of one token in a shard
 
@@ -33,22 +29,31 @@ class Tokens:
         return self.train + self.held_out
 
 
-def draft_parameters(draft: DraftConfig) -> int:
+@dataclass(frozen=True)
+class PlannedDraft:
+    """A draft of a kind, before it is built."""
+
+    drafter: Drafter
+    config: DraftConfig
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """Return the trained parameters, which have shapes and no memory."""
+        with torch.device("meta"):
+            parameters: dict[str, torch.nn.Parameter] = self.drafter.build(self.config).trainable()
+        return parameters
+
+
+def draft_parameters(draft: PlannedDraft) -> int:
     """Return how many parameters training changes."""
-    return sum(p.numel() for p in _trainable(draft).values())
+    return sum(p.numel() for p in draft.trainable().values())
 
 
-def _trainable(draft: DraftConfig) -> dict[str, torch.nn.Parameter]:
-    """Return the trained parameters of a draft that has shapes and no memory."""
-    with torch.device("meta"):
-        return Eagle3Draft(draft).trainable()
-
-
-def _moments(draft: DraftConfig, optimizer: str) -> int:
+def _moments(draft: PlannedDraft, optimizer: str) -> int:
     """Return how many values the optimizers keep: AdamW two a parameter, Muon one."""
-    is_muon = optimizer == "muon"
+    is_muon, not_for_it = optimizer == "muon", draft.drafter.heads | draft.drafter.tables
     return sum(
-        p.numel() * (1 if is_muon and suits_muon(name, p) else 2) for name, p in _trainable(draft).items()
+        p.numel() * (1 if is_muon and suits_muon(name, p, not_for_it) else 2)
+        for name, p in draft.trainable().items()
     )
 
 
@@ -60,16 +65,18 @@ def state_bytes(shape: TargetSize, tokens: Tokens) -> int:
     return round(tokens.total * per_token)
 
 
-def checkpoint_bytes(draft: DraftConfig, optimizer: str) -> int:
+def checkpoint_bytes(draft: PlannedDraft, optimizer: str) -> int:
     """Return bytes of the last, the best and one being written: weights and moments each."""
     return 3 * 4 * (draft_parameters(draft) + _moments(draft, optimizer))
 
 
-def export_bytes(draft: DraftConfig, shape: TargetSize) -> int:
-    return draft_parameters(draft) * ITEMSIZE[shape.spec.dtype] + 9 * draft.vocab_size
+def export_bytes(draft: PlannedDraft, shape: TargetSize) -> int:
+    return draft_parameters(draft) * ITEMSIZE[shape.spec.dtype] + 9 * draft.config.vocab_size
 
 
-def training_memory(config: RunConfig, draft: DraftConfig, shape: TargetSize, supervised_share: float) -> int:
+def training_memory(
+    config: RunConfig, draft: PlannedDraft, shape: TargetSize, supervised_share: float
+) -> int:
     """Return bytes on the training device.
 
     Weights, gradients and moments in fp32, a copy in the compute type; the target's embedding and head;
@@ -78,7 +85,7 @@ def training_memory(config: RunConfig, draft: DraftConfig, shape: TargetSize, su
     fp32 on its way to the sum; no GPU has measured that.
     """
     item = ITEMSIZE.get(config.train.compute_dtype, 2)  # what is chosen by itself is bfloat16 on a GPU
-    sizes = [p.numel() for p in _trainable(draft).values()]
+    sizes = [p.numel() for p in draft.trainable().values()]
     parameters = sum(sizes)
     fp32 = 4 * (2 * parameters + _moments(draft, config.train.optimizer))
     weights = fp32 + parameters * (item if item < 4 else 0)
@@ -87,12 +94,10 @@ def training_memory(config: RunConfig, draft: DraftConfig, shape: TargetSize, su
     spec, tokens = shape.spec, config.train.batch_tokens
     teacher = spec.vocab_size * spec.hidden_size * item * (1 if spec.tied_head else 2)
     rows = tokens * supervised_share
-    num_steps = config.train.num_unroll_steps
-    mlp = _KEPT_MLP * draft.intermediate_size * (1 if config.train.recompute else num_steps)
-    steps = rows * (mlp + _KEPT_WIDTH * draft.hidden_size * num_steps) * item
+    kept = rows * draft.drafter.values_kept(draft.config, config.draft, config.train.recompute) * item
     inputs = tokens * (spec.num_aux_layers + 2) * spec.hidden_size * item
-    logits = min(rows, _LOSS_ROWS) * (draft.vocab_size * 2 + spec.vocab_size) * item
-    return round(weights + teacher + steps + inputs + logits)
+    logits = min(rows, _LOSS_ROWS) * (draft.config.vocab_size * 2 + spec.vocab_size) * item
+    return round(weights + teacher + kept + inputs + logits)
 
 
 def engine_memory(config: RunConfig, shape: TargetSize, name: str) -> tuple[int, str]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.drafters.eagle3.config import DraftConfig
 from eyas.plan import estimates
-from eyas.plan.estimates import Tokens
+from eyas.plan.estimates import PlannedDraft, Tokens
 from eyas.plan.target_size import TargetSize
 from eyas.stages.run_context import RunContext
 from eyas.stages.stage_records import FOLDERS
@@ -29,7 +28,7 @@ class Need:
 
 
 def disk_needs(
-    context: RunContext, shape: TargetSize, tokens: Tokens, draft: DraftConfig, states: Mapping[str, str]
+    context: RunContext, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, states: Mapping[str, str]
 ) -> list[Need]:
     folder = context.config.run_dir
     while not folder.exists():
@@ -52,7 +51,7 @@ def disk_needs(
 
 
 def memory_needs(
-    context: RunContext, shape: TargetSize, tokens: Tokens, draft: DraftConfig, gpu_memory: float | None
+    context: RunContext, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, gpu_memory: float | None
 ) -> list[Need]:
     config = context.config
     gpus = round(gpu_memory * 2**30) if gpu_memory else _gpu_bytes()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ class TargetSize:
     is_here: bool  # False: a hub model of which only config.json was fetched
 
 
-def read_target_size(settings: TargetSettings) -> TargetSize:
+def read_target_size(
+    settings: TargetSettings, default_ids: Callable[[int], tuple[int, ...]] = default_aux_layer_ids
+) -> TargetSize:
     """Describe the target; of a hub model only config.json is fetched.
 
     Raises: UserError when there is no config.json, or it lacks what every decoder has.
@@ -49,13 +52,13 @@ def read_target_size(settings: TargetSettings) -> TargetSize:
     trouble = None
     try:
         if is_here:
-            spec = read_target(folder, settings)
+            spec = read_target(folder, settings, default_ids)
         else:
-            spec = _bare_spec(config, text, settings, folder)
+            spec = _bare_spec(config, text, settings, folder, default_ids)
             family_of(spec.architecture)
     except EyasError as error:
         trouble = error.what
-        spec = _bare_spec(config, text, settings, folder)
+        spec = _bare_spec(config, text, settings, folder, default_ids)
     parameters, routed = count_parameters(text)
     weight_bytes, basis = _weight_bytes(folder, config, text, parameters, routed, spec.dtype)
     return TargetSize(
@@ -115,7 +118,11 @@ def _folder(settings: TargetSettings) -> tuple[Path, bool]:
 
 
 def _bare_spec(
-    config: dict[str, Any], text: dict[str, Any], settings: TargetSettings, folder: Path
+    config: dict[str, Any],
+    text: dict[str, Any],
+    settings: TargetSettings,
+    folder: Path,
+    default_ids: Callable[[int], tuple[int, ...]],
 ) -> TargetSpec:
     try:
         layers, heads = text["num_hidden_layers"], text["num_attention_heads"]
@@ -130,7 +137,7 @@ def _bare_spec(
             hidden_size=text["hidden_size"],
             vocab_size=text["vocab_size"],
             num_layers=layers,
-            aux_layer_ids=default_aux_layer_ids(layers) if aux is None else check_aux_layer_ids(aux, layers),
+            aux_layer_ids=default_ids(layers) if aux is None else check_aux_layer_ids(aux, layers),
             dtype=settings.dtype if settings.dtype != "auto" else (dtype or "bfloat16"),
             norm_kind="rms",
             norm_eps=text.get("rms_norm_eps", 1e-6),

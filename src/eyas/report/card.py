@@ -6,6 +6,8 @@ from pathlib import Path
 import yaml
 
 import eyas
+from eyas import registry
+from eyas.drafters.serving import vllm_file
 from eyas.files import atomic_file
 from eyas.report.page import prediction_note, summary_rows
 from eyas.stages.run_context import RunContext, facts_of
@@ -19,30 +21,28 @@ def write_card(context: RunContext) -> Path:
     local = target.startswith((".", "/", "~", "demo:"))
     front = {
         "pipeline_tag": "text-generation",
-        "tags": ["eagle3", "speculative-decoding", "eyas"],
+        "tags": [context.drafter.name, "speculative-decoding", "eyas"],
         **({} if local else {"base_model": target}),
     }
     named = Path(target).name if local and not target.startswith("demo:") else target
     evaluated = bool(facts_of(context, "evaluate").get("done"))
     tokens = context.config.evaluate.num_draft_tokens
-    layers = ", ".join(map(str, context.spec.aux_layer_ids))
-    speculative = json.dumps({"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": tokens})
+    layers = ", ".join(map(str, context.draft_spec.aux_layer_ids))
     text = f"""\
 ---
 {yaml.safe_dump(front, sort_keys=False).strip()}
 ---
 
-# EAGLE-3 draft for {named}
+# {context.drafter.title} draft for {named}
 
 A draft model for speculative decoding: it proposes tokens that {named} verifies, so that the answers are the
 target's own and come faster. It is of no use alone. Made by eyas {eyas.__version__}.
 
 ## Serve it
 
-    vllm serve {named} \\
-      --speculative-config '{speculative}'
+{_vllm(context, named, tokens)}
 
-{_sglang(context, named)}
+{_sglang(context, named, tokens)}
 
 It reads the target's hidden states after layers {layers}; engines take them from config.json.
 
@@ -60,16 +60,23 @@ It reads the target's hidden states after layers {layers}; engines take them fro
     return path
 
 
-def _sglang(context: RunContext, named: str) -> str:
+def _vllm(context: RunContext, named: str, tokens: int) -> str:
+    kind = context.drafter.name
+    if not registry.has_drafter_file(kind, "vllm"):
+        return "vLLM does not serve it."
+    speculative = json.dumps(vllm_file(kind).speculative_config("THIS_FOLDER", tokens))
+    return f"    vllm serve {named} \\\n      --speculative-config '{speculative}'"
+
+
+def _sglang(context: RunContext, named: str, tokens: int) -> str:
     trouble = facts_of(context, "export").get("sglang_trouble")
     if trouble:
         return f"In vLLM only: {trouble}."
-    tokens = context.config.evaluate.num_draft_tokens
-    return (
-        f"    python -m sglang.launch_server --model-path {named} --speculative-algorithm EAGLE3 \\\n"
-        f"      --speculative-draft-model-path THIS_FOLDER --speculative-num-steps {tokens} \\\n"
-        f"      --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens + 1}"
-    )
+    words = registry.drafter_file(context.drafter.name, "sglang").arguments("THIS_FOLDER", tokens)
+    pairs = [" ".join(words[i : i + 2]) for i in range(0, len(words), 2)]
+    lines = [f"python -m sglang.launch_server --model-path {named} {pairs[0]}"]
+    lines += [f"  {' '.join(pairs[i : i + 2])}" for i in range(1, len(pairs), 2)]
+    return "    " + " \\\n    ".join(lines)
 
 
 def _measured(context: RunContext) -> str:
@@ -89,6 +96,7 @@ def _measured(context: RunContext) -> str:
 
 def _training(context: RunContext) -> str:
     train, facts = context.config.train, facts_of(context, "train")
+    how = context.drafter.describe_training(context.config.draft)
     regenerate = context.config.regenerate
     limit = regenerate.max_new_tokens
     whose = (
@@ -102,8 +110,8 @@ def _training(context: RunContext) -> str:
         (
             f"- {counts.get('train_supervised_tokens', 0):,} supervised tokens of "
             f"{counts.get('train_conversations', 0):,} conversations, {whose}",
-            f"- {train.num_epochs} epochs, {facts.get('num_steps', 0):,} steps, {train.loss} loss, unrolled "
-            f"{train.num_unroll_steps} steps, learning rate {train.learning_rate:g}",
+            f"- {train.num_epochs} epochs, {facts.get('num_steps', 0):,} steps, {how}, "
+            f"learning rate {train.learning_rate:g}",
             f"- draft vocabulary of {vocab_size:,} tokens, which covers "
             f"{facts.get('coverage', 0):.2%} of the supervised ones",
         )

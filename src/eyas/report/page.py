@@ -18,7 +18,7 @@ def summary_rows(context: RunContext) -> list[tuple[str, str]]:
     num_steps = facts_of(context, "train")["num_steps"]
     counts = facts_of(context, context.samples_stage)["counts"]
     tokens, conversations = counts["train_supervised_tokens"], counts["train_conversations"]
-    layers = ", ".join(map(str, context.spec.aux_layer_ids))
+    layers = ", ".join(map(str, context.draft_spec.aux_layer_ids))
     prompts, limit = report["num_prompts"], report["max_new_tokens"]
     with_draft, without = report["drafted_tokens_per_s"], report["plain_tokens_per_s"]
     place = f"{report['device']}, batch 1" if context.config.evaluate.in_process else "the engine"
@@ -80,7 +80,7 @@ def write_report(context: RunContext) -> Path:
     ]
     path = context.config.run_dir / "report.html"
     with atomic_file(path) as beside:
-        page = html_page(f"EAGLE-3 draft for {context.config.target.model}", sections)
+        page = html_page(f"{context.drafter.title} draft for {context.config.target.model}", sections)
         beside.write_text(page, encoding="utf-8")
     return path
 

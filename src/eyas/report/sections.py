@@ -23,7 +23,7 @@ def curves(history: Sequence[dict[str, Any]]) -> list[str]:
     }
     lengths = [(r["step"], r["acceptance_length"]) for r in checks]
     return [
-        "<h2>Loss</h2><p>Summed over the unroll's weighted steps, per supervised row (nats).</p>",
+        "<h2>Loss</h2><p>The draft's weighted training loss per supervised row (nats).</p>",
         line_chart(loss, "optimizer step", "loss"),
         "<h2>Acceptance length while training</h2><p>Replayed on held-out answers.</p>",
         line_chart({"held out": lengths}, "optimizer step", "tokens per target forward"),

@@ -16,6 +16,7 @@ from typing import Any
 import eyas
 from eyas.data.benchmarks import read_benchmark
 from eyas.data.chat import RenderError
+from eyas.drafters.serving import vllm_file
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.decoder_base import Decoder, Served
 from eyas.engines.endpoint_decoder import EndpointDecoder
@@ -143,6 +144,7 @@ def _start_vllm(context: RunContext, k: int, max_length: int) -> Any:
         context.spec,
         draft=context.folder("export") if k else None,
         num_draft_tokens=k,
+        kind=vllm_file(context.config.draft.architecture),
         settings=context.config.vllm,
         max_length=max_length,
         max_concurrency=max(context.config.evaluate.concurrency),

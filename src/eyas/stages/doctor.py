@@ -211,7 +211,7 @@ def _target(loaded: LoadedConfig) -> Iterator[Finding]:
 
     context = RunContext(loaded)
     try:
-        shape = read_target_size(loaded.config.target)
+        shape = read_target_size(loaded.config.target, context.default_aux_layer_ids)
     except EyasError as error:
         yield Finding("target", "problem", error.what, error.hint)
         return

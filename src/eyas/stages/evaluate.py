@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from eyas import registry
+from eyas.drafters.base import Draft, Drafter
 from eyas.drafters.common.acceptance import Acceptance
-from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.engines.base import Prompt
 from eyas.errors import ContractError, UserError
 from eyas.evaluate.acceptance import predict_acceptance
-from eyas.evaluate.decode import Decoded, DraftChain, decode_plain, decode_speculative
+from eyas.evaluate.decode import Decoded, decode_plain, decode_speculative
 from eyas.evaluate.lossless import first_difference, is_near_tie
 from eyas.export.native import load_export
+from eyas.export.read import kind_of
 from eyas.files import atomic_file, fingerprint, write_json
 from eyas.progress import Progress, say
 from eyas.report.examples import examples_of
@@ -27,6 +29,7 @@ from eyas.serving.benchmark import measure_served, served_figures
 from eyas.serving.results import SO_FAR
 from eyas.stages.export import is_whole
 from eyas.stages.run_context import RunContext, begin, finish
+from eyas.store.aux_subset import with_layers
 from eyas.store.shards import ShardStore
 from eyas.targets.teacher import read_teacher
 from eyas.types import TokenizedSample
@@ -49,17 +52,25 @@ def evaluate(context: RunContext) -> None:
         )
     teacher = read_teacher(context.target_folder, context.spec).to(context.device, torch.float32)
     draft, target_ids, config = load_export(context.folder("export"), teacher.embedding)
-    if config["eyas"]["target_fingerprint"] != context.spec.fingerprint:
+    if config["eyas"]["target_fingerprint"] != context.draft_spec.fingerprint:
         raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
     draft.to(context.device)
     target_ids = target_ids.to(context.device)
     states = context.store("held_out")
     indices = _choose(states, settings.num_prompts, settings.max_new_tokens, context.spec.eos_token_ids)
     prompts = [_prompt(states.sample(index)) for index in indices]
-    here = _decode(context, draft, target_ids, prompts) if settings.in_process else None
+    drafter: Drafter = registry.drafter(kind_of(context.folder("export"), config))
+    here = _decode(context, drafter, draft, target_ids, prompts) if settings.in_process else None
     names = [prompt.prompt_id for prompt in prompts]
     predicted = predict_acceptance(
-        draft, teacher, target_ids, states, indices, settings.num_draft_tokens, settings.max_new_tokens
+        drafter,
+        draft,
+        teacher,
+        target_ids,
+        with_layers(states, context.draft_spec.aux_layer_ids),
+        indices,
+        settings.num_draft_tokens,
+        settings.max_new_tokens,
     )
     stored = [_first_answer(states.sample(index))[: settings.max_new_tokens] for index in indices]
     held_out = HeldOut(
@@ -105,19 +116,23 @@ def _prompt(sample: TokenizedSample) -> Prompt:
 
 
 def _decode(
-    context: RunContext, draft: Eagle3Draft, target_ids: torch.Tensor, prompts: Sequence[Prompt]
+    context: RunContext,
+    drafter: Drafter,
+    draft: Draft,
+    target_ids: torch.Tensor,
+    prompts: Sequence[Prompt],
 ) -> Here:
     """Decode every prompt with and without the draft."""
     settings, eos = context.config.evaluate, context.spec.eos_token_ids
     limit, k = settings.max_new_tokens, settings.num_draft_tokens
-    engine = context.make_engine("transformers")
+    engine = context.make_engine("transformers", context.draft_spec)
     here, acceptance = Here({}, {}, []), Acceptance.empty(k)
     with closing(engine), Progress("evaluate", len(prompts), "prompts") as progress:
         for prompt in prompts:
             ids = list(prompt.token_ids)
             plain = decode_plain(engine.session(), ids, limit, eos)
-            chain = DraftChain(draft, target_ids)
-            drafted = decode_speculative(engine.session(), chain, ids, k, limit, eos)
+            proposer = drafter.proposer(draft, target_ids)
+            drafted = decode_speculative(engine.session(), proposer, ids, k, limit, eos)
             here.plain[prompt.prompt_id], here.drafted[prompt.prompt_id] = plain, drafted
             difference = first_difference(
                 prompt.prompt_id, plain.token_ids, drafted.token_ids, plain.likeliest

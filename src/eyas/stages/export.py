@@ -5,12 +5,13 @@ from pathlib import Path
 import torch
 
 from eyas import registry
-from eyas.drafters.eagle3.model import Eagle3Draft
-from eyas.export.native import sglang_trouble
+from eyas.drafters.base import Draft
+from eyas.drafters.serving import sglang_trouble
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
 from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.stages.train import check_same_target
+from eyas.store.aux_subset import with_layers
 from eyas.targets.teacher import read_teacher
 from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint
 
@@ -25,26 +26,29 @@ def export(context: RunContext) -> None:
     checkpoint = read_checkpoint(best)
     inputs = {
         "checkpoint": sha256_of_file(best / "draft.safetensors"),
-        "target": context.spec.fingerprint,
+        "target": context.draft_spec.fingerprint,
         "export": context.config.export.model_dump(mode="json"),
     }
-    check_same_target(checkpoint.spec, context.spec)
+    check_same_target(checkpoint.spec, context.draft_spec)
     folder = context.folder("export")
     if not begin(context, "export", inputs, lambda: is_whole(context)):
         return
-    exporter = registry.resolve(registry.EXPORTERS, context.config.export.format, "export format")()
-    draft = Eagle3Draft(checkpoint.draft_config)
+    kind, spec = checkpoint.architecture, checkpoint.spec
+    exporter = registry.resolve(registry.EXPORTERS, context.config.export.format, "export format")(kind)
+    draft: Draft = registry.drafter(kind).build(checkpoint.draft_config)
     load_weights(checkpoint, draft)
     if not draft.config.has_own_embedding:
         with torch.no_grad():
             draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
-    states = context.store("held_out").read(0)
+    states = with_layers(context.store("held_out"), spec.aux_layer_ids).read(0)
     tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
     with atomic_folder(folder) as beside:
         (beside / "stage.json").write_bytes((folder / "stage.json").read_bytes())
-        exporter.write(beside, draft, context.spec, checkpoint.vocab, context.config.export.include_embedding)
+        exporter.write(
+            beside, draft, context.draft_spec, checkpoint.vocab, context.config.export.include_embedding
+        )
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
-    trouble = sglang_trouble(draft.config)
+    trouble = sglang_trouble(kind, draft.config)
     finish(context, "export", _digests(folder), sglang_trouble=trouble)
     if trouble:
         say(f"export: for vLLM only: {trouble}")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.base import Draft
+from eyas.drafters.common.stored import StoredDraft
 from eyas.errors import UserError
-from eyas.export.read import StoredDraft, read_draft
-from eyas.layer_ids import default_aux_layer_ids
+from eyas.export.read import read_draft
 from eyas.progress import say
 from eyas.stages.run_context import RunContext
 from eyas.targets.resolve_model import locate
@@ -24,7 +24,13 @@ def read_start(context: RunContext) -> StoredDraft | None:
     if name is None:
         return None
     stored = read_draft(start_folder(name))
-    spec, shape = context.spec, stored.shape
+    spec, shape, drafter = context.draft_spec, stored.shape, context.drafter
+    if stored.architecture != drafter.name:
+        raise UserError(
+            f"draft.init_from={name} is a draft of kind {stored.architecture}, this run trains "
+            f"{drafter.name}",
+            hint=f"set draft.architecture={stored.architecture}, or name another draft",
+        )
     found = (shape.target_vocab_size, shape.target_hidden_size)
     if found != (spec.vocab_size, spec.hidden_size):
         raise UserError(
@@ -32,11 +38,17 @@ def read_start(context: RunContext) -> StoredDraft | None:
             f"{spec.vocab_size} and {spec.hidden_size}",
             hint="name a draft of this target, or leave draft.init_from out",
         )
-    ids = stored.aux_layer_ids or default_aux_layer_ids(spec.num_layers)
+    ids = stored.aux_layer_ids or drafter.default_aux_layer_ids(spec.num_layers)
+    if ids != spec.aux_layer_ids and set(ids) <= set(context.spec.aux_layer_ids):
+        raise UserError(
+            f"draft.init_from={name} reads aux layers {list(ids)}, this run's draft reads "
+            f"{list(spec.aux_layer_ids)}",
+            hint=f"set draft.aux_layer_ids={list(ids)}",
+        )
     if ids != spec.aux_layer_ids:
         raise UserError(
             f"draft.init_from={name} reads aux layers {list(ids)}, this run captures "
-            f"{list(spec.aux_layer_ids)}",
+            f"{list(context.spec.aux_layer_ids)}",
             hint=f"set target.aux_layer_ids={list(ids)}",
         )
     return stored
@@ -55,7 +67,7 @@ def vocab_of(stored: StoredDraft) -> VocabMap:
     return VocabMap(stored.target_ids.numpy(), stored.shape.target_vocab_size)
 
 
-def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -> Eagle3Draft:
+def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -> Draft:
     """Build the stored draft, with the target's embedding where it is shared.
 
     Raises: UserError when it brings another embedding, which training would not see.
@@ -67,12 +79,7 @@ def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -
             f"draft.init_from={context.config.draft.init_from} has an embedding that is not this target's",
             hint="is it a draft of this very target?",
         )
-    draft = Eagle3Draft(stored.shape)
-    with torch.no_grad():
-        for name, parameter in draft.trainable().items():
-            parameter.copy_(stored.tensors[name])
-        if not stored.shape.has_own_embedding:
-            draft.embed_tokens.weight.copy_(embedding)
+    draft: Draft = stored.build(embedding)
     say(f"train: going on from {context.config.draft.init_from}, in its shape and with its vocabulary")
     if stored.window is not None:
         say(f"  it looked {stored.window:,} tokens back; from here on it sees all of them")

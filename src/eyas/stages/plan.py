@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.plan import estimates
-from eyas.plan.estimates import Tokens
+from eyas.plan.estimates import PlannedDraft, Tokens
 from eyas.plan.measure_rates import MeasuredRates, Rows, calibrate, read_rows
 from eyas.plan.past_runs import earlier_rates
 from eyas.plan.requirements import Need, disk_needs, memory_needs
@@ -78,7 +78,7 @@ def plan(
     Raises: UserError for a rate that cannot be read, or a target without a config.json.
     """
     given = given_rates(rates)
-    shape = read_target_size(context.config.target)
+    shape = read_target_size(context.config.target, context.default_aux_layer_ids)
     notes = [f"the run would be refused: {shape.trouble}"] if shape.trouble else []
     states = {stage: _state(context, stage) for stage in stages_of(context)}
     earlier = earlier_rates(context)
@@ -95,7 +95,8 @@ def plan(
         measured = _calibrate(context, rows)
     found = _tokens(context, tokens, counted, rows, measured)
     config, spec = context.config, shape.spec
-    draft = draft_config(context, config.draft.vocab_size or spec.vocab_size, spec)
+    shape_of_draft = draft_config(context, config.draft.vocab_size or spec.vocab_size, spec)
+    draft = PlannedDraft(context.drafter, shape_of_draft)
     works = works_of(context, found, rows, measured)
     trained = config.train.num_epochs * found.train
     if trained and works["train"] > 2 * trained:

@@ -44,7 +44,7 @@ def publish(context: RunContext, repository: str, dry_run: bool, private: bool) 
             repo_id=repository,
             folder_path=folder,
             allow_patterns=list(_PUBLISHED),
-            commit_message=f"EAGLE-3 draft for {context.config.target.model}",
+            commit_message=f"{context.drafter.title} draft for {context.config.target.model}",
         )
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None

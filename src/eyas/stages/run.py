@@ -11,10 +11,9 @@ from torch.distributed import is_torchelastic_launched
 from eyas import registry
 from eyas.capture.stream import check_stream
 from eyas.config.schema import EvaluateSettings
+from eyas.drafters.serving import check_layers, vllm_file
 from eyas.errors import EyasError, UserError
-from eyas.export.speculators import check_servable
 from eyas.files import remove_litter
-from eyas.layer_ids import to_sglang
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
 from eyas.progress_displays import Checklist, JsonLines, StatusFile
@@ -146,7 +145,6 @@ def check_settings(context: RunContext) -> None:
     for table, name, kind in (
         (registry.ENGINES, config.regenerate.engine, "engine"),
         (registry.ENGINES, config.extract.engine, "engine"),
-        (registry.DRAFTS, config.draft.architecture, "draft architecture"),
         (registry.EXPORTERS, config.export.format, "export format"),
     ):
         registry.check(table, name, kind)
@@ -155,11 +153,14 @@ def check_settings(context: RunContext) -> None:
     for name in config.train.trackers:
         registry.check(registry.TRACKERS, name, "tracker")
     _check_evaluation(config.evaluate)
-    to_sglang(context.spec.aux_layer_ids)  # one exported folder serves both engines
+    kind = config.draft.architecture
+    if config.evaluate.engine == "vllm":
+        vllm_file(kind)
+    check_layers(kind, context.draft_spec.aux_layer_ids)
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
     if config.export.format == "speculators":
-        check_servable(stored.shape if stored else shape)
+        registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
 
 
 def _check_evaluation(settings: EvaluateSettings) -> None:

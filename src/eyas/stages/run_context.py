@@ -1,5 +1,6 @@
 """What stages share: the run's folders, the target, and the record that says what a stage was made from."""
 
+import dataclasses
 import json
 import shutil
 import time
@@ -15,6 +16,7 @@ from eyas.config.explain import to_commented_yaml
 from eyas.config.load import LoadedConfig, flatten
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
+from eyas.drafters.layers_read import captured_by_default, layers_read
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint, seal, write_json
 from eyas.progress import say
@@ -46,7 +48,23 @@ class RunContext:
 
     @cached_property
     def spec(self) -> TargetSpec:
-        return read_target(self.target_folder, self.config.target)
+        """The target, with the aux layers that are captured."""
+        return read_target(self.target_folder, self.config.target, self.default_aux_layer_ids)
+
+    @cached_property
+    def draft_spec(self) -> TargetSpec:
+        """The target, with those aux layers that the draft reads. Raises: UserError for one not captured."""
+        ids = layers_read(self.drafter, self.config.draft, self.spec)
+        return dataclasses.replace(self.spec, aux_layer_ids=ids)
+
+    @property
+    def default_aux_layer_ids(self) -> Callable[[int], tuple[int, ...]]:
+        return captured_by_default(self.drafter, self.config.draft)
+
+    @property
+    def drafter(self) -> Any:
+        """The kind of draft that is trained: an ``eyas.drafters.base.Drafter``."""
+        return registry.drafter(self.config.draft.architecture)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -95,7 +113,8 @@ class RunContext:
     def samples_stage(self) -> str:
         return "regenerate" if self.config.regenerate.enabled else "prepare"
 
-    def make_engine(self, name: str, **settings: Any) -> Any:
+    def make_engine(self, name: str, spec: TargetSpec | None = None, **settings: Any) -> Any:
+        """Load the target into an engine; with ``spec`` it captures other layers than the run does."""
         engine = registry.resolve(registry.ENGINES, name, "engine")
         trust = self.config.target.trust_remote_code
         own = getattr(self.config, name, None)
@@ -103,7 +122,7 @@ class RunContext:
             settings |= {"settings": own, "max_length": self.config.data.max_length}
         # Only here is the whole model needed.
         folder = locate(self.config.target.model, self.config.target.revision)
-        return engine(folder, self.spec, device=self.device, trust_remote_code=trust, **settings)
+        return engine(folder, spec or self.spec, device=self.device, trust_remote_code=trust, **settings)
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.

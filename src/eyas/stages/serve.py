@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from eyas import registry
 from eyas.config.schema import TargetSettings
 from eyas.config.secrets import without_secrets
+from eyas.drafters.common.stored import StoredDraft
+from eyas.drafters.serving import sglang_trouble, vllm_file
 from eyas.errors import UserError
-from eyas.export.native import sglang_trouble
-from eyas.export.read import StoredDraft, read_draft
+from eyas.export.read import read_draft
 from eyas.files import sha256_of_file
 from eyas.progress import say
 from eyas.targets.resolve_model import is_local, locate, locate_config
@@ -56,7 +58,7 @@ def serve(options: ServeOptions, print_only: bool) -> None:
             f"{options.draft} does not say which target it was trained for", hint="name it with --target"
         )
     spec = _check_target(options.draft, stored, str(name), print_only)
-    trouble = sglang_trouble(stored.shape) if options.engine == "sglang" else None
+    trouble = sglang_trouble(stored.architecture, stored.shape) if options.engine == "sglang" else None
     if trouble:
         raise UserError(trouble, hint="serve it with vLLM: leave --engine out")
     if print_only:
@@ -67,7 +69,7 @@ def serve(options: ServeOptions, print_only: bool) -> None:
     from eyas.engines.vllm.versions import check_draft_support, check_parallel
 
     assert spec is not None
-    check_draft_support(spec)
+    check_draft_support(spec, vllm_file(stored.architecture))
     check_parallel(spec, options.tp_size)
     _check_port(options.host, options.port)
     folder = locate(str(name))
@@ -87,15 +89,12 @@ def command(options: ServeOptions, stored: StoredDraft, target: str, on_cpu: boo
     if options.engine == "sglang":
         return [
             *("python", "-m", "sglang.launch_server", "--model-path", target, "--dtype", dtype),
-            *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", draft),
-            # A chain: one token a step, and the token that verification starts from.
-            *("--speculative-num-steps", str(k), "--speculative-eagle-topk", "1"),
-            *("--speculative-num-draft-tokens", str(k + 1)),
+            *registry.drafter_file(stored.architecture, "sglang").arguments(draft, k),
             *(("--tp", str(options.tp_size)) if options.tp_size > 1 else ()),
             *("--mem-fraction-static", str(options.gpu_memory_utilization)),
             *("--enable-metrics", *where, *options.extra),
         ]
-    config = json.dumps({"method": "eagle3", "model": draft, "num_speculative_tokens": k})
+    config = json.dumps(vllm_file(stored.architecture).speculative_config(draft, k))
     # The CPU build's server does not start by the short name: its distribution is not called vllm.
     short = ["vllm", "serve", target]
     start = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", target] if on_cpu else short

@@ -1,5 +1,6 @@
 """train: the draft, from stored states, on one device or several."""
 
+import dataclasses
 import platform
 from functools import partial
 from typing import Any
@@ -13,15 +14,16 @@ from eyas.config.load import flatten
 from eyas.config.schema import MACHINE_SETTINGS
 from eyas.data.prepared import read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
-from eyas.drafters.eagle3.config import DraftConfig, draft_config_for
-from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.base import Draft, DraftConfig
+from eyas.drafters.layers_read import layers_read
 from eyas.errors import UserError
 from eyas.files import fingerprint, sha256_of_file
 from eyas.progress import mute, say
 from eyas.stages.init_from import draft_from, read_start, start_folder, vocab_of
 from eyas.stages.run_context import RunContext, begin, finish, next_command
+from eyas.store.aux_subset import check_captured, with_layers
 from eyas.store.manifest import StoreManifest
-from eyas.targets.teacher import TeacherHead, read_last_layer, read_teacher
+from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.trackers.base import Trackers
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
 from eyas.train.launch import launch_ranks
@@ -40,7 +42,6 @@ def train(context: RunContext) -> None:
         "states": context.output_of("extract"),
         "draft": config.draft.model_dump(mode="json"),
         "train": settings.model_dump(mode="json", exclude=MACHINE_SETTINGS | {"save_every"}),
-        "num_draft_tokens": config.evaluate.num_draft_tokens,
         "seed": config.seed,
     }
     if config.draft.init_from is not None:
@@ -49,7 +50,7 @@ def train(context: RunContext) -> None:
     if settings.source == "stream":
         inputs["samples"] = context.output_of(context.samples_stage)
     for split in context.stored_splits:
-        check_same_target(StoreManifest.read(context.states_folder / split).spec, context.spec)
+        check_states(StoreManifest.read(context.states_folder / split).spec, context.draft_spec)
     check_held_out(StoreManifest.read(context.states_folder / "held_out").shard_bounds[-1])
     if settings.num_gpus > 1 and not dist.is_torchelastic_launched():
         check_ranks(settings, settings.num_gpus)
@@ -83,15 +84,19 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
 
     teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)
     draft = draft_from(start, context, teacher) if start else new_draft(context, vocab, teacher)
+    ids, captured = context.draft_spec.aux_layer_ids, context.spec.aux_layer_ids
+    if ids != captured:
+        say(f"train: the draft reads layers {list(ids)} of those that are captured, {list(captured)}")
     make = partial(
         Trainer,
+        drafter=context.drafter,
         draft=draft,
+        draft_settings=config.draft,
         teacher=teacher,
         vocab=vocab,
-        held_out_states=context.store("held_out"),
+        held_out_states=with_layers(context.store("held_out"), ids),
         settings=config.train,
         seed=config.seed,
-        num_draft_tokens=config.evaluate.num_draft_tokens,
         root=context.folder("train"),
         device=torch.device(context.device),
         ranks=ranks,
@@ -99,11 +104,11 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     facts: dict[str, Any] = {"coverage": coverage(counts, vocab)}
     if config.train.source == "stream":
         with streaming(context, draft.config, ranks) as stream:
-            trainer = make(train_states=stream.states, windows=stream.windows)
+            trainer = make(train_states=with_layers(stream.states, ids), windows=stream.windows)
             _run(context, trainer)
             facts |= facts_of_stream(context, stream)
     else:
-        trainer = make(train_states=context.store("train"))
+        trainer = make(train_states=with_layers(context.store("train"), ids))
         _run(context, trainer)
     if ranks.is_first:
         _finish(context, trainer, facts)
@@ -156,36 +161,27 @@ def _check_shared(context: RunContext, ranks: Ranks) -> None:
             )
 
 
-def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Eagle3Draft:
+def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Draft:
     """Build a draft of the configured shape that starts from the target's own weights."""
-    draft = Eagle3Draft(draft_config(context, len(vocab)))
-    norm = teacher.norm_weight + (1.0 if teacher.norm_kind == "rms_one_plus" else 0.0)
-    # A scale of the logits becomes part of the draft's rows; engines apply none to a draft.
-    rows = teacher.head[torch.from_numpy(vocab.target_ids)] * teacher.logit_scale
-    # With fc_norm nothing of it is used, and a large target's is far away.
-    last_layer = {} if draft.config.fc_norm else read_last_layer(context.target_folder, context.spec)
-    draft.initialise(teacher.embedding, rows, norm, last_layer, context.config.seed)
+    drafter = context.drafter
+    draft: Draft = drafter.build(draft_config(context, len(vocab)))
+    seed = context.config.seed
+    drafter.initialise(draft, context.target_folder, teacher, context.draft_spec, vocab, seed)
     return draft
 
 
 def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None = None) -> DraftConfig:
     """Return the configured shape of the draft; ``spec`` describes the target where a plan knows less of it.
 
-    Raises: UserError when heads do not divide.
+    Raises: UserError when heads do not divide, or a layer that it reads is not captured.
     """
-    shape = context.config.draft
-    return draft_config_for(
-        spec or context.spec,
-        vocab_size,
-        shape.intermediate_size,
-        shape.num_attention_heads,
-        shape.num_key_value_heads,
-        shape.fc_norm,
-        shape.norm_output,
-        shape.hidden_size,
-        num_layers=shape.num_layers,
-        attention=shape.attention,
-    )
+    settings = context.config.draft
+    if spec is None:
+        spec = context.draft_spec
+    else:
+        spec = dataclasses.replace(spec, aux_layer_ids=layers_read(context.drafter, settings, spec))
+    config: DraftConfig = context.drafter.config_for(spec, settings, vocab_size)
+    return config
 
 
 def check_held_out(num: float) -> None:
@@ -195,6 +191,12 @@ def check_held_out(num: float) -> None:
             "nothing is held out, and held-out samples choose the best checkpoint",
             hint="set data.validation_fraction (such as 0.05) or add conversations, and start with --fresh",
         )
+
+
+def check_states(stored: TargetSpec, asked: TargetSpec) -> None:
+    """Refuse states of another target, or without a layer of ``asked``. Raises: UserError."""
+    check_same_target(dataclasses.replace(stored, aux_layer_ids=asked.aux_layer_ids), asked)
+    check_captured(stored, asked.aux_layer_ids)
 
 
 def check_same_target(stored: TargetSpec, asked: TargetSpec) -> None:

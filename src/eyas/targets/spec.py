@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,12 @@ def read_tokenizer(folder: Path, trust_remote_code: bool = False) -> PreTrainedT
     return tokenizer
 
 
-def read_target(folder: Path, settings: TargetSettings) -> TargetSpec:
-    """Describe the target in ``folder``.
+def read_target(
+    folder: Path,
+    settings: TargetSettings,
+    default_ids: Callable[[int], tuple[int, ...]] = default_aux_layer_ids,
+) -> TargetSpec:
+    """Describe the target in ``folder``; ``default_ids`` gives the aux layers of a target by its depth.
 
     Raises: UserError for an unsupported architecture, weights that are not all there, layer ids beyond
     the depth, head counts that do not divide, or a tokenizer with more ids than the embedding has rows.
@@ -76,9 +80,7 @@ def read_target(folder: Path, settings: TargetSettings) -> TargetSpec:
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         num_layers=num_layers,
-        aux_layer_ids=default_aux_layer_ids(num_layers)
-        if aux is None
-        else check_aux_layer_ids(aux, num_layers),
+        aux_layer_ids=default_ids(num_layers) if aux is None else check_aux_layer_ids(aux, num_layers),
         dtype=dtype,
         norm_kind=family.norm_kind,
         norm_eps=getattr(text, family.norm_eps_key),

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from eyas.drafters.eagle3.config import DraftConfig
-from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas import registry
+from eyas.drafters.base import Draft, DraftConfig
 from eyas.errors import ContractError, UserError
 from eyas.files import (
     atomic_folder,
@@ -25,7 +25,7 @@ from eyas.files import (
 from eyas.safetensors_io import save_tensors
 from eyas.types import TargetSpec, VocabMap
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # What a weight's own entry in optimizer.safetensors is called, beside its moments.
 _MASTER = "master"
 
@@ -35,12 +35,16 @@ Cut = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint folder says about itself; weights are read by ``load_weights``."""
+    """What a checkpoint folder says about itself; weights are read by ``load_weights``.
+
+    ``spec.aux_layer_ids`` are those that the draft reads.
+    """
 
     folder: Path
     step: int
     num_steps: int
     spec: TargetSpec
+    architecture: str
     draft_config: DraftConfig
     vocab: VocabMap
     data_fingerprint: str
@@ -96,6 +100,7 @@ def save_checkpoint(checkpoint: Checkpoint, state: State) -> None:
             "step": checkpoint.step,
             "num_steps": checkpoint.num_steps,
             "spec": checkpoint.spec.to_json(),
+            "architecture": checkpoint.architecture,
             "draft_config": checkpoint.draft_config.to_json(),
             "data_fingerprint": checkpoint.data_fingerprint,
             "settings_fingerprint": checkpoint.settings_fingerprint,
@@ -126,7 +131,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         step=value["step"],
         num_steps=value["num_steps"],
         spec=spec,
-        draft_config=DraftConfig.from_json(value["draft_config"]),
+        architecture=value["architecture"],
+        draft_config=registry.drafter(value["architecture"]).config_from_json(value["draft_config"]),
         vocab=VocabMap(ids, spec.vocab_size),
         data_fingerprint=value["data_fingerprint"],
         settings_fingerprint=value["settings_fingerprint"],
@@ -141,7 +147,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def load_weights(
     checkpoint: Checkpoint,
-    draft: Eagle3Draft,
+    draft: Draft,
     parameters: Mapping[str, torch.Tensor] | None = None,
     cut: Cut = _whole,
 ) -> None:

@@ -1,54 +1,34 @@
 """The gradients of one step, added up over its micro-batches and over the ranks.
 
-``backward`` adds a micro-batch's gradients to the draft's, which are none at first, or to those of the fast
-path's ``weights``, and returns its packed sums.
+Both functions return the sums of each micro-batch.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, islice, repeat
 
 import torch
 
+from eyas.drafters.base import Objective
 from eyas.drafters.common.batch import PackedBatch
-from eyas.drafters.eagle3.fused.weights import Weights
-from eyas.train.ranks import Ranks
 from eyas.train.sharded_params import ShardedParams
-
-Backward = Callable[[PackedBatch], torch.Tensor]
 
 
 def add_up_whole(
-    parameters: Sequence[torch.nn.Parameter],
-    weights: Weights | None,
-    ranks: Ranks,
-    batches: Iterable[PackedBatch],
-    num_batches: int,
-    backward: Backward,
+    objective: Objective, batches: Iterable[PackedBatch], num_batches: int
 ) -> list[torch.Tensor]:
-    """Start the sums over all ranks once, after the last of the micro-batches: ``ranks`` finishes them."""
+    """Start the sums over all ranks once, with the last of the micro-batches: ``Ranks`` finishes them."""
     sums = []
-    if weights:
-        weights.start()
+    objective.start()
     for number, batch in enumerate(batches, start=1):
-        if weights and number == num_batches:
-            weights.expect_last()
-        sums.append(backward(batch))
-    if weights:
-        weights.finish()
-    elif ranks.size > 1:
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            ranks.start_adding_up(parameter.grad)
+        if number == num_batches:
+            objective.expect_last()
+        sums.append(objective.backward(batch))
+    objective.finish()
     return sums
 
 
 def add_up_in_slices(
-    slices: ShardedParams,
-    weights: Weights | None,
-    batches: Iterable[PackedBatch],
-    num_rounds: int,
-    backward: Backward,
+    objective: Objective, slices: ShardedParams, batches: Iterable[PackedBatch], num_rounds: int
 ) -> list[torch.Tensor]:
     """Add up each micro-batch's gradients over the ranks at once, so that none keeps them whole.
 
@@ -57,14 +37,11 @@ def add_up_in_slices(
     sums = []
     slices.start()
     for batch in islice(chain(batches, repeat(None)), num_rounds):
-        if weights:
-            weights.start()
-            weights.expect_last()
+        objective.start()
+        objective.expect_last()
         if batch is not None:
-            sums.append(backward(batch))
-        if weights:
-            weights.finish()
-            slices.settle()
-        else:
-            slices.take()
+            sums.append(objective.backward(batch))
+        objective.finish()
+        slices.settle()
+    objective.start()  # nothing keeps whole gradients while the optimizer steps
     return sums

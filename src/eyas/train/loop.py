@@ -1,7 +1,7 @@
 """The training loop: load, step, every so often validate and save."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,14 +11,11 @@ from typing import Any
 
 import torch
 
-from eyas.config.schema import MACHINE_SETTINGS, TrainSettings
+from eyas.config.schema import MACHINE_SETTINGS, DraftSettings, TrainSettings
 from eyas.data.pack import pack
-from eyas.drafters.common.acceptance import Acceptance, StepSums, replay_answers
+from eyas.drafters.base import Draft, Drafter
+from eyas.drafters.common.acceptance import Acceptance
 from eyas.drafters.common.batch import PackedBatch, lay_out
-from eyas.drafters.common.teacher_targets import teacher_targets
-from eyas.drafters.eagle3.backend import compute_dtype, fused_unroll
-from eyas.drafters.eagle3.model import Eagle3Draft
-from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.errors import ContractError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import Progress, say
@@ -40,10 +37,12 @@ from eyas.train.checkpoint import (
 from eyas.train.ema import WeightEMA
 from eyas.train.grad_accumulation import add_up_in_slices, add_up_whole
 from eyas.train.optim import Stepper, make_optimizers
+from eyas.train.precision import compute_dtype
 from eyas.train.prefetch import Windows, feed, whole
-from eyas.train.ranks import Ranks, share_of
+from eyas.train.ranks import Ranks
 from eyas.train.sharded_params import ShardedParams, check_sharding
-from eyas.train.step_plan import check_ranks, costs_of, plan_steps
+from eyas.train.step_plan import MicroBatch, StepPlan
+from eyas.train.validation import measure_acceptance
 from eyas.types import VocabMap
 
 # Steps between two looks at the device: metrics are read and losses checked together.
@@ -64,17 +63,20 @@ class _Queued:
 class Trainer:
     """Trains one draft, on one device or with other ranks on one each.
 
-    ``root`` is the folder of its checkpoints and metrics, the same for all ranks; the first one writes there.
+    ``draft_settings`` are those of the draft's kind. ``root`` is the folder of its checkpoints and metrics,
+    the
+    same for all ranks; the first one writes there.
     """
 
-    draft: Eagle3Draft
+    drafter: Drafter
+    draft: Draft
+    draft_settings: DraftSettings
     teacher: TeacherHead
     vocab: VocabMap
     train_states: StateReader
     held_out_states: StateReader
     settings: TrainSettings
     seed: int
-    num_draft_tokens: int  # K at which acceptance is validated
     root: Path
     device: torch.device
     ranks: Ranks = field(default_factory=Ranks)
@@ -93,34 +95,42 @@ class Trainer:
         if self.settings.shard and self.ranks.size == 1:
             say("train: train.shard does nothing for one process; set train.num_gpus")
         elif self.settings.shard:
-            frozen = () if self.settings.train_head else ("lm_head.weight",)
+            frozen = () if self.settings.train_head else self.drafter.heads
             self.slices = ShardedParams(self.draft, self.dtype, self.device, frozen)
+        assert isinstance(self.draft, torch.nn.Module)
         self.draft.to(self.device)
         # The weights that the optimizers step: the draft's own, or this rank's slices of them.
         self.masters = self.slices.masters if self.slices else self.draft.trainable()
         self.target_ids = torch.from_numpy(self.vocab.target_ids).to(self.device)
-        self.fused = fused_unroll(self.draft, self.dtype, self.device, self.settings, self.slices is not None)
-        if self.fused and self.ranks.size > 1:
-            whole = self.ranks.start_adding_up
-            self.fused.weights.hand_over = self.slices.add if self.slices else lambda name, sum: whole(sum)
-        # One entry for each step of the optimizer: its micro-batches, as indices of samples. They are the
-        # same for any number of ranks, and so is what comes out, to rounding.
-        check_ranks(self.settings, self.ranks.size)
-        costs = costs_of(self.train_states)
-        self.batches = plan_steps(self.train_states.lengths, costs, self.settings, self.seed)
-        self._share = [
-            share_of(step, [float(costs[pack].sum()) for pack in step], self.ranks) for step in self.batches
-        ]
-        adamw, muon = make_optimizers(self.masters, self.settings)
+        self.objective = self.drafter.objective(
+            self.draft,
+            self.teacher,
+            self.target_ids,
+            self.draft_settings,
+            self.settings,
+            self.dtype,
+            self.device,
+            sharded=self.slices is not None,
+        )
+        if self.slices:
+            self.objective.hand_over_to(self.slices.add)
+        elif self.ranks.size > 1:
+            self.objective.hand_over_to(lambda name, gradient: self.ranks.start_adding_up(gradient))
+        cost_of = partial(self.drafter.cost_of, settings=self.draft_settings)
+        plan = StepPlan.of(self.train_states, cost_of, self.settings, self.seed, self.ranks.size)
+        # One entry for each step of the optimizer: its batches, and those that this rank computes.
+        self.batches = plan.steps
+        self.share = [shares[self.ranks.rank] for shares in plan.shares]
+        adamw, muon = make_optimizers(self.masters, self.settings, self.drafter.heads, self.drafter.tables)
         self.optimizers = [adamw, muon] if muon else [adamw]
-        copies = self.fused.weights.copies if self.fused and not self.slices else None
         owners = self.ranks if self.slices else None
-        self.stepper = Stepper(adamw, self.settings, len(self.batches), copies, muon, owners)
+        self.stepper = Stepper(adamw, self.settings, len(self.batches), self.objective.copies, muon, owners)
         decay = self.settings.ema_decay
         self.average = None if decay is None else WeightEMA(self.masters, decay)
         self.settings_fingerprint = fingerprint(
             [
                 self.settings.model_dump(mode="json", exclude=MACHINE_SETTINGS),
+                self.draft_settings.model_dump(mode="json"),
                 self.seed,
                 self.vocab.fingerprint,
             ]
@@ -134,11 +144,11 @@ class Trainer:
         settings, num_steps = self.settings, len(self.batches)
         first = self._resume()
         last = num_steps if stop_after is None else min(num_steps, first + stop_after)
-        windows = self.windows(self._share, first, last)
+        windows = self.windows(self.share, first, last)
         coming = feed(partial(self._load, self.train_states), windows, self.device)
         with Progress("train", num_steps - first, "steps") as progress, closing(coming):
             for step in range(first, last):
-                self._step(step, islice(coming, len(self._share[step])), len(self._share[step]))
+                self._step(step, islice(coming, len(self.share[step])), len(self.share[step]))
 
                 done = step + 1
                 validating = done % settings.validate_every == 0 or done == num_steps
@@ -165,42 +175,30 @@ class Trainer:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Let the unroll read the weights, which something other than the optimizer changed."""
+        """Let the objective read the weights, which something other than the optimizer changed."""
         if self.slices:
             self.slices.publish()
-        elif self.fused:
-            self.fused.weights.refresh()
+        else:
+            self.objective.refresh()
 
-    def validate(self) -> tuple[StepSums, Acceptance]:
+    def validate(self) -> tuple[list[float], Acceptance]:
         """Measure loss and acceptance on the held-out states; every rank gets the figures of all."""
-        sums = StepSums.empty(self.settings.num_unroll_steps)
-        acceptance = Acceptance.empty(self.num_draft_tokens)
-        with torch.no_grad():
-            for batch in self._held_out_batches():
-                result = self._unroll(batch, with_gradients=False)
-                sums += StepSums.of(result)
-                rows = batch.plan.rows[0]
-                for one_answer in replay_answers(rows, result.accepted, result.depth, self.num_draft_tokens):
-                    acceptance += one_answer
-        values = torch.tensor([*sums.values(), acceptance.num_rounds, *acceptance.accepted_at]).double()
-        values = values.to(self.device)
-        self.ranks.add_up(values)
-        *of_sums, num_rounds = values[: -self.num_draft_tokens].tolist()
-        accepted_at = tuple(int(n) for n in values[-self.num_draft_tokens :].tolist())
-        return StepSums.unpack(of_sums), Acceptance(int(num_rounds), accepted_at)
+        return measure_acceptance(
+            self.objective,
+            self._held_out_batches(),
+            self.settings.validate_draft_tokens,
+            self.ranks,
+            self.device,
+        )
 
     def _step(self, step: int, batches: Iterable[PackedBatch], num_batches: int) -> None:
         """Add up the gradients of the micro-batches and step; nothing waits for the device."""
-        sums = [torch.zeros(2 + 3 * self.settings.num_unroll_steps, dtype=torch.float64, device=self.device)]
-        weights = self.fused.weights if self.fused else None
-        if not weights:
-            self.draft.zero_grad(set_to_none=True)
+        sums = [torch.zeros(self.objective.num_sums, dtype=torch.float64, device=self.device)]
         if self.slices:
             num_rounds = -(-len(self.batches[step]) // self.ranks.size)
-            sums += add_up_in_slices(self.slices, weights, batches, num_rounds, self._backward)
+            sums += add_up_in_slices(self.objective, self.slices, batches, num_rounds)
         else:
-            parameters = self.stepper.parameters
-            sums += add_up_whole(parameters, weights, self.ranks, batches, num_batches, self._backward)
+            sums += add_up_whole(self.objective, batches, num_batches)
         total = torch.stack(sums).sum(0)
         self.ranks.add_up(total)
         self.ranks.finish_adding_up()
@@ -225,7 +223,7 @@ class Trainer:
             row = {"step": one.step + 1, "learning_rate": rate, "grad_norm": grad_norm}
             if taken:
                 self.num_skipped = 0
-                self._log(row | StepSums.unpack(sums).ratios())
+                self._log(row | self.objective.ratios(sums))
                 continue
             self.num_skipped += 1
             indices = chain.from_iterable(self.batches[one.step])
@@ -245,40 +243,15 @@ class Trainer:
         losses = [row["loss"] for row in self.history[-1:] if "loss" in row]
         return f"loss {losses[0]:.3f}" if losses else ""
 
-    def _unroll(self, batch: PackedBatch, with_gradients: bool) -> UnrollResult:
-        """Run the unroll; with ``with_gradients``, add its summed loss's gradients to the parameters'."""
-        settings = self.settings
-        if self.fused:
-            is_full = self.vocab.is_full
-            targets = teacher_targets(self.teacher, batch.last, self.target_ids, is_full)
-            return self.fused.run(
-                batch, targets, self.target_ids, settings.step_decay, settings.loss, with_gradients
-            )
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            result = run_unroll(
-                self.draft,
-                self.teacher,
-                self.target_ids,
-                batch,
-                settings.step_decay,
-                settings.loss,
-                with_gradients and settings.recompute,
-            )
-        if with_gradients:
-            result.loss.backward()
-        return result
-
-    def _backward(self, batch: PackedBatch) -> torch.Tensor:
-        return StepSums.pack(self._unroll(batch, with_gradients=True))
-
-    def _load(self, states: StateReader, indices: Sequence[int]) -> PackedBatch:
-        samples = [states.read(i) for i in indices]
+    def _load(self, states: StateReader, batch: MicroBatch) -> PackedBatch:
+        planner = partial(self.drafter.plan, settings=self.draft_settings, draw=batch.draw)
         pinned = self.device.type == "cuda"
-        return lay_out(samples, self.settings.num_unroll_steps, self.dtype, pinned)
+        return lay_out([states.read(i) for i in batch], planner, self.dtype, pinned)
 
     def _held_out_batches(self) -> Iterator[PackedBatch]:
         groups = pack(self.held_out_states.lengths, self.settings.batch_tokens, seed=0)
-        own = groups[self.ranks.rank :: self.ranks.size]
+        batches = [MicroBatch(tuple(group), number) for number, group in enumerate(groups)]
+        own = batches[self.ranks.rank :: self.ranks.size]
         return feed(partial(self._load, self.held_out_states), [own], self.device)
 
     def _validate(self, step: int) -> None:
@@ -289,7 +262,7 @@ class Trainer:
                 "validation": True,
                 "acceptance_length": acceptance.length,
                 "acceptance_rates": acceptance.rates,
-                **sums.ratios(),
+                **self.objective.ratios(sums),
             }
         )
         if acceptance.length > self.best:
@@ -313,6 +286,7 @@ class Trainer:
             step=step,
             num_steps=len(self.batches),
             spec=self.train_states.spec,
+            architecture=self.drafter.name,
             draft_config=self.draft.config,
             vocab=self.vocab,
             data_fingerprint=self.train_states.fingerprint,

@@ -1,7 +1,7 @@
 """AdamW and Muon in fp32 with warm-up and cosine decay; on the fast path a step stays on the device."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -152,18 +152,21 @@ class Stepper:
 
 
 def make_optimizers(
-    parameters: Mapping[str, torch.nn.Parameter], settings: TrainSettings
+    parameters: Mapping[str, torch.nn.Parameter],
+    settings: TrainSettings,
+    heads: Collection[str],
+    tables: Collection[str],
 ) -> tuple[torch.optim.AdamW, torch.optim.Muon | None]:
     """Return the optimizers that share a draft's trainable parameters, given by name; only matrices decay.
 
-    Muon takes the matrices of ``fc`` and the layer, where it is asked for, with updates of AdamW's size
-    so that one rate fits both.
+    Muon takes the matrices that are neither ``heads`` nor ``tables`` (names that the draft's kind gives),
+    where it is asked for, with updates of AdamW's size so that one rate fits both.
     """
     trainable = dict(parameters)
     assert all(p.dtype == torch.float32 for p in trainable.values()), "master weights are fp32"
-    head = trainable.pop("lm_head.weight")
-    matrices = [p for name, p in trainable.items() if suits_muon(name, p)]
-    tables = [p for name, p in trainable.items() if p.ndim == 2 and not suits_muon(name, p)]
+    head_rows = [trainable.pop(name) for name in sorted(heads) if name in trainable]
+    matrices = [p for name, p in trainable.items() if suits_muon(name, p, tables)]
+    others = [p for name, p in trainable.items() if p.ndim == 2 and not suits_muon(name, p, tables)]
     vectors = [p for p in trainable.values() if p.ndim != 2]
     muon = None
     if settings.optimizer == "muon":
@@ -174,7 +177,7 @@ def make_optimizers(
             adjust_lr_fn="match_rms_adamw",
         )
         matrices = []
-    matrices = [*matrices, *tables, *([head] if settings.train_head else [])]
+    matrices = [*matrices, *others, *(head_rows if settings.train_head else [])]
     groups = [
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
@@ -183,9 +186,9 @@ def make_optimizers(
     return adamw, muon
 
 
-def suits_muon(name: str, parameter: torch.Tensor) -> bool:
-    """Whether Muon may take a draft's parameter: one of its matrices that is no table of tokens."""
-    return parameter.ndim == 2 and name not in ("lm_head.weight", "embed_tokens.weight")
+def suits_muon(name: str, parameter: torch.Tensor, tables: Collection[str]) -> bool:
+    """Whether Muon may take a parameter: a matrix that is not among the heads and tables of tokens."""
+    return parameter.ndim == 2 and name not in tables
 
 
 def learning_rate(step: int, num_steps: int, settings: TrainSettings) -> float:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from eyas.errors import ContractError, EyasError, UserError
 
 Value = TypeVar("Value")
+Batch = TypeVar("Batch")
 
 
 @dataclass
@@ -122,9 +123,7 @@ def check_gpus(wanted: int) -> None:
         )
 
 
-def shares_of(
-    step: Sequence[Sequence[int]], costs: Sequence[float], num_ranks: int
-) -> list[list[Sequence[int]]]:
+def shares_of(step: Sequence[Batch], costs: Sequence[float], num_ranks: int) -> list[list[Batch]]:
     """Return the micro-batches of one step that each rank computes, so that ranks finish together.
 
     ``costs`` are those of the step's micro-batches. The dearest go out first, each to the rank with the
@@ -141,8 +140,3 @@ def shares_of(
         shares[rank].append(i)
         load[rank] += costs[i]
     return [[step[i] for i in share] for share in shares]
-
-
-def share_of(step: Sequence[Sequence[int]], costs: Sequence[float], ranks: Ranks) -> list[Sequence[int]]:
-    """Return the micro-batches of one step that this rank computes."""
-    return shares_of(step, costs, ranks.size)[ranks.rank]

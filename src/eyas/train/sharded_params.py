@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from eyas.config.schema import TrainSettings
-from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.base import Draft
 from eyas.errors import UserError
 
 
@@ -27,7 +27,7 @@ class ShardedParams:
     """
 
     def __init__(
-        self, draft: Eagle3Draft, dtype: torch.dtype, device: torch.device, frozen: Collection[str] = ()
+        self, draft: Draft, dtype: torch.dtype, device: torch.device, frozen: Collection[str] = ()
     ) -> None:
         self.whole = draft.trainable()
         assert dist.group.WORLD is not None
@@ -90,14 +90,6 @@ class ShardedParams:
             assert gradient is not None
             gradient += rows.to_local()
             self._coming = None
-
-    def take(self) -> None:
-        """Add what autograd left in the draft's ``grad``, zeros where nothing, and drop it there."""
-        for name, parameter in self.whole.items():
-            gradient, parameter.grad = parameter.grad, None
-            if self.masters[name].grad is not None:
-                self.add(name, torch.zeros_like(parameter) if gradient is None else gradient)
-        self.settle()
 
 
 def check_sharding(settings: TrainSettings) -> None:

@@ -5,7 +5,8 @@ import pytest
 import yaml
 
 from eyas.config.explain import describe_keys, to_commented_yaml
-from eyas.config.load import flatten, known_keys, load_config
+from eyas.config.keys import known_keys
+from eyas.config.load import flatten, load_config
 from eyas.errors import UserError
 
 MINIMAL = "run_dir: runs/x\ntarget: {model: m}\ndata: {sources: [a.jsonl]}\n"
@@ -27,13 +28,13 @@ def refusal(tmp_path: Path, text: str, *overrides: str) -> UserError:
 
 
 def test_the_command_line_beats_the_file_and_the_file_beats_the_default(tmp_path: Path) -> None:
-    path = write(tmp_path, MINIMAL + "train: {num_epochs: 5, num_unroll_steps: 2}\n")
+    path = write(tmp_path, MINIMAL + "train: {num_epochs: 5, warmup_share: 0.2}\n")
     loaded = load_config(path, ("train.num_epochs=9",))
-    assert (loaded.config.train.num_epochs, loaded.config.train.num_unroll_steps) == (9, 2)
+    assert (loaded.config.train.num_epochs, loaded.config.train.warmup_share) == (9, 0.2)
     assert loaded.config.train.batch_tokens == 8192
     origins = loaded.origins
     assert origins["train.num_epochs"] == "command line"
-    assert origins["train.num_unroll_steps"] == "file"
+    assert origins["train.warmup_share"] == "file"
     assert origins["train.batch_tokens"] == "default"
 
 
@@ -53,7 +54,7 @@ def test_a_run_can_be_given_on_the_command_line_alone() -> None:
         ("train.learning_rate=1e-4", 1e-4),
         ("train.learning_rate=5E-3", 5e-3),
         ("train.learning_rate=1.0e-3", 1e-3),
-        ("train.step_decay=1", 1.0),
+        ("draft.ttt_step_loss_decay=1", 1.0),
         ("draft.vocab_size=null", None),
         ("target.aux_layer_ids=[1,2]", (1, 2)),
         ("regenerate.enabled=false", False),

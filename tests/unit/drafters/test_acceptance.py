@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from eyas.drafters.common.acceptance import Acceptance, StepSums, replay, replay_answers
+from eyas.drafters.common.acceptance import Acceptance, replay, replay_answers
 
 
 def test_a_round_that_accepts_nothing_still_gives_one_token() -> None:
@@ -64,11 +64,3 @@ def test_acceptance_adds_up_before_it_divides() -> None:
 
 def test_no_rounds_have_no_acceptance_length() -> None:
     assert math.isnan(Acceptance.empty(3).length)
-
-
-def test_sums_of_batches_are_the_sum_of_their_batches() -> None:
-    a = StepSums(3.0, 4, [2.0, 1.0], [3, 1], [4, 2])
-    b = StepSums(1.0, 1, [1.0, 0.0], [0, 0], [1, 0])
-    total = a + b
-    assert total == StepSums(4.0, 5, [3.0, 1.0], [3, 1], [5, 2])
-    assert total.ratios() == {"loss": 4.0 / 5, "agreement": [3 / 5, 1 / 2]}

@@ -10,6 +10,7 @@ from tiny import make_spec
 from eyas.config.load import load_config
 from eyas.config.schema import TargetSettings
 from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.drafter import DRAFTER
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import UserError
 from eyas.plan import estimates
@@ -88,7 +89,7 @@ def test_draft_parameters_are_those_of_the_real_draft() -> None:
     for fc_norm in (False, True):
         config = draft_config_for(make_spec(), 30, fc_norm=fc_norm)
         real = sum(p.numel() for p in Eagle3Draft(config).trainable().values())
-        assert estimates.draft_parameters(config) == real
+        assert estimates.draft_parameters(estimates.PlannedDraft(DRAFTER, config)) == real
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_training_memory_is_within_a_quarter_of_what_a_gpu_took(
     settings = ("run_dir=r", "target.model=m", "data.sources=[a]", "train.compute_dtype=bfloat16",
                 f"train.batch_tokens={batch_tokens}", f"train.optimizer={optimizer}")  # fmt: skip
     config = load_config(None, settings).config
-    draft = draft_config_for(shape.spec, 32000)
+    draft = estimates.PlannedDraft(DRAFTER, draft_config_for(shape.spec, 32000))
     found = estimates.training_memory(config, draft, shape, supervised)
     assert found / 2**30 == pytest.approx(measured_gib, rel=0.25)
 

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 from train_cases import make_case
 
 from eyas.config.schema import TrainSettings
-from eyas.drafters.eagle3.backend import compute_dtype
+from eyas.drafters.eagle3.objective import FusedObjective
 from eyas.errors import ContractError
 from eyas.train.checkpoint import latest_checkpoint, read_checkpoint
+from eyas.train.precision import compute_dtype
 from eyas.types import HiddenStates
 
 LENGTHS = (20, 31, 17, 24, 29, 16, 22, 27)
@@ -141,7 +142,7 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(tmp_path: Path, optimizer: str, tr
         settings: dict[str, Any] = {"num_epochs": 3, "validate_every": 5, "compute_dtype": "float32"}
         settings |= {"optimizer": optimizer, "train_head": train_head}
         trainer = trainer_of(case, tmp_path / device, case.states, device, **settings)
-        assert (trainer.fused is not None) == (device == "cuda")
+        assert isinstance(trainer.objective, FusedObjective) == (device == "cuda")
         trainer.run()
         histories.append(trainer.history)
     loose = 10 if optimizer == "muon" else 1  # it orthogonalises in bf16

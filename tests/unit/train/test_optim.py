@@ -6,7 +6,7 @@ from tiny import make_spec
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.eagle3.config import draft_config_for
-from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.model import HEADS, TABLES, Eagle3Draft
 from eyas.errors import UserError
 from eyas.train.optim import learning_rate, make_optimizers
 
@@ -35,7 +35,7 @@ def test_the_shortest_runs_have_a_positive_rate(num_steps: int) -> None:
 def test_the_optimizer_holds_every_trainable_tensor_and_decays_matrices_only() -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20))
     settings = TrainSettings(optimizer="adamw", weight_decay=0.1)
-    optimizer, _ = make_optimizers(draft.trainable(), settings)
+    optimizer, _ = make_optimizers(draft.trainable(), settings, HEADS, TABLES)
     decayed, free = optimizer.param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     assert {p.ndim for p in decayed["params"]} == {2}
@@ -48,7 +48,7 @@ def test_the_optimizer_holds_every_trainable_tensor_and_decays_matrices_only() -
 def test_muon_takes_the_layers_matrices_and_adamw_the_rest(train_head: bool) -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20))
     settings = TrainSettings(optimizer="muon", train_head=train_head)
-    adamw, muon = make_optimizers(draft.trainable(), settings)
+    adamw, muon = make_optimizers(draft.trainable(), settings, HEADS, TABLES)
     assert muon is not None
     names = {p: n for n, p in draft.trainable().items()}
     by_muon = {names[p] for group in muon.param_groups for p in group["params"]}
@@ -61,7 +61,7 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest(train_head: bool) -> 
 def test_masters_that_are_not_fp32_are_refused() -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20)).to(torch.bfloat16)
     with pytest.raises(AssertionError, match="fp32"):
-        make_optimizers(draft.trainable(), TrainSettings())
+        make_optimizers(draft.trainable(), TrainSettings(), HEADS, TABLES)
 
 
 def test_a_draft_copies_the_targets_shape_where_nothing_else_is_asked() -> None:

@@ -1,4 +1,4 @@
-"""Sums that describe training, and acceptance lengths replayed from per-row agreement."""
+"""Acceptance lengths, replayed from how far each row of an answer agrees with the target."""
 
 from __future__ import annotations
 
@@ -6,66 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-from eyas.drafters.eagle3.unroll import UnrollResult
-
-
-@dataclass
-class StepSums:
-    """Sums only; ratios are taken last. Lists hold one entry for each unroll step."""
-
-    loss: float
-    num_supervised: int
-    step_loss: list[float]
-    agreed: list[int]  # rows whose draft matched the target at this and all earlier steps
-    judged: list[int]  # rows that this step supervises
-
-    @classmethod
-    def empty(cls, num_steps: int) -> StepSums:
-        return cls(0.0, 0, [0.0] * num_steps, [0] * num_steps, [0] * num_steps)
-
-    @classmethod
-    def of(cls, result: UnrollResult) -> StepSums:
-        return cls.unpack(cls.pack(result).tolist())
-
-    @staticmethod
-    def pack(result: UnrollResult) -> torch.Tensor:
-        """Put the sums into one fp64 vector [2 + 3 K] on the device, to be added up and read later."""
-        steps = torch.arange(len(result.step_loss), device=result.accepted.device)[:, None]
-        agreed = (result.accepted[None] > steps).sum(1)
-        judged = (result.depth[None] > steps).sum(1)
-        num_supervised = judged.new_full((1,), result.num_supervised)
-        parts = (result.loss.detach()[None], result.step_loss, agreed, judged, num_supervised)
-        return torch.cat([part.double() for part in parts])
-
-    @classmethod
-    def unpack(cls, values: Sequence[float]) -> StepSums:
-        """Return the sums that ``pack`` put into a vector, or a sum of such vectors."""
-        num_steps = len(values) // 3
-        step_loss, agreed, judged = (values[1 + i * num_steps : 1 + (i + 1) * num_steps] for i in range(3))
-        return cls(
-            values[0], int(values[-1]), list(step_loss), [int(n) for n in agreed], [int(n) for n in judged]
-        )
-
-    def values(self) -> list[float]:
-        """Return what ``unpack`` takes."""
-        return [self.loss, *self.step_loss, *self.agreed, *self.judged, self.num_supervised]
-
-    def __add__(self, other: StepSums) -> StepSums:
-        return StepSums(
-            self.loss + other.loss,
-            self.num_supervised + other.num_supervised,
-            [a + b for a, b in zip(self.step_loss, other.step_loss, strict=True)],
-            [a + b for a, b in zip(self.agreed, other.agreed, strict=True)],
-            [a + b for a, b in zip(self.judged, other.judged, strict=True)],
-        )
-
-    def ratios(self) -> dict[str, float | list[float]]:
-        """Return loss per supervised row and prefix-joint agreement by step."""
-        return {
-            "loss": self.loss / max(1, self.num_supervised),
-            "agreement": [a / max(1, j) for a, j in zip(self.agreed, self.judged, strict=True)],
-        }
 
 
 @dataclass

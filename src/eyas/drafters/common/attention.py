@@ -1,8 +1,99 @@
-"""Attention of draft rows: step-0 keys of their document so far, and their own keys of later steps."""
+"""Plain attention over a draft's rows, and the two ways in which their keys and values are kept.
+
+A draft's layers compute queries, keys and values. The object that takes them knows which rows see which keys:
+training keeps the keys of packed documents, decoding those of one sequence.
+"""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+class Attend(Protocol):
+    """Takes what a layer computed for rows and returns attention's output [R, heads, value_dim].
+
+    Shapes: queries [R, heads, head_dim]; keys [M, kv heads, head_dim] and values [M, kv heads, value_dim].
+    Where R < M only some of the rows have a query; the others leave their keys.
+    """
+
+    def __call__(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class SequenceKeys:
+    """The keys and values of one sequence, by layer. Each call appends rows; the last ones have queries."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, KeysValues] = {}
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.layers[0][0]) if self.layers else 0
+
+    def fork(self) -> "SequenceKeys":
+        """Return a copy, to which rows can be appended that this one never sees."""
+        copy = SequenceKeys()
+        copy.layers = dict(self.layers)
+        return copy
+
+    def __call__(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        if layer in self.layers:
+            earlier_keys, earlier_values = self.layers[layer]
+            keys, values = torch.cat([earlier_keys, keys]), torch.cat([earlier_values, values])
+        self.layers[layer] = keys, values
+        rows = torch.arange(len(keys) - len(queries), len(keys), device=keys.device)
+        return attend(queries, rows, (keys, values), (), [(slice(0, len(queries)), slice(0, len(keys)))])
+
+
+class PackedKeys:
+    """The keys and values of packed documents, by layer: the first step's, and the rows' own of later steps.
+
+    Shapes: documents [M], those of the first step's rows, ascending.
+    """
+
+    def __init__(self, documents: torch.Tensor) -> None:
+        self.documents = documents
+        self.first: dict[int, KeysValues] = {}
+        self.own: dict[int, list[KeysValues]] = {}
+        self._every = torch.arange(len(documents), device=documents.device)
+        self._bounds_of_every: Sequence[tuple[slice, slice]] | None = None
+        self._is_first = True
+
+    def begin(self, rows: torch.Tensor, kept: torch.Tensor | None = None) -> None:
+        """Begin a step.
+
+        Shapes: rows [R], the queries' rows among the first step's, ascending; kept [R], their indices among
+        the
+        rows of the step before, None at the first step.
+        """
+        self._rows = rows
+        self._bounds = document_bounds(self.documents[rows], self.documents)
+        self._is_first = kept is None
+        if kept is not None:
+            self.own = {
+                layer: [(keys[kept], values[kept]) for keys, values in self.own.get(layer, ())]
+                for layer in self.first
+            }
+
+    def __call__(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        if self._is_first:
+            self.first[layer] = keys, values
+        else:
+            self.own[layer].append((keys, values))
+        own = self.own.get(layer, ())
+        if len(queries) < len(self.documents):
+            return attend(queries, self._rows, self.first[layer], own, self._bounds)
+        if self._bounds_of_every is None:
+            self._bounds_of_every = document_bounds(self.documents, self.documents)
+        return attend(queries, self._every, self.first[layer], own, self._bounds_of_every)
 
 
 def attend(

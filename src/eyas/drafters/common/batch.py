@@ -1,17 +1,24 @@
-"""Documents of a store side by side in one flat batch."""
+"""Documents of a store one after another in one flat batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
 
-from eyas.drafters.eagle3.ttt_rows import RowPlan, plan_rows
 from eyas.types import HiddenStates
+
+if TYPE_CHECKING:
+    from eyas.drafters.base import BatchPlan
+
+Plan = TypeVar("Plan", bound="BatchPlan")
+# Chooses what of a batch is trained, from supervised [N] bool and documents [N] ascending.
+Planner = Callable[[torch.Tensor, torch.Tensor], Plan]
 
 
 @dataclass(frozen=True)
-class PackedBatch:
+class PackedBatch(Generic[Plan]):
     """Shapes: tokens, documents, positions [N]; aux [N, A, D]; last [R, D], the supervised positions'."""
 
     sample_ids: tuple[str, ...]
@@ -20,18 +27,18 @@ class PackedBatch:
     positions: torch.Tensor
     aux: torch.Tensor
     last: torch.Tensor
-    plan: RowPlan
+    plan: Plan
 
     @property
     def num_supervised(self) -> int:
-        """Rows that step 0 supervises; losses are divided by their global number."""
-        return len(self.plan.rows[0])
+        """What summed losses are divided by, once it is added up over batches and ranks."""
+        return self.plan.num_supervised
 
-    def to(self, device: torch.device) -> "PackedBatch":
+    def to(self, device: torch.device) -> "PackedBatch[Plan]":
         """Return the batch on ``device``; from pinned memory the copy does not wait."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch":
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "PackedBatch[Plan]":
         return PackedBatch(
             self.sample_ids,
             change(self.tokens),
@@ -47,21 +54,23 @@ class PackedBatch:
 
 
 def pack_batch(
-    states: Sequence[HiddenStates], num_steps: int, device: torch.device, dtype: torch.dtype
-) -> PackedBatch:
+    states: Sequence[HiddenStates], planner: Planner[Plan], device: torch.device, dtype: torch.dtype
+) -> PackedBatch[Plan]:
     """Lay documents one after another; positions restart with each of them."""
-    return lay_out(states, num_steps, dtype, pinned=False).to(device)
+    return lay_out(states, planner, dtype, pinned=False).to(device)
 
 
-def lay_out(states: Sequence[HiddenStates], num_steps: int, dtype: torch.dtype, pinned: bool) -> PackedBatch:
-    """Pack where the states lie; ``pinned`` memory can be copied to a GPU while both go on working."""
+def lay_out(
+    states: Sequence[HiddenStates], planner: Planner[Plan], dtype: torch.dtype, pinned: bool
+) -> PackedBatch[Plan]:
+    """Pack on the device of the states; ``pinned`` memory can be copied to a GPU while both keep working."""
     samples = [s.sample for s in states]
     lengths = torch.tensor([len(s) for s in samples])
     documents = torch.repeat_interleave(torch.arange(len(samples)), lengths)
     starts = torch.cumsum(lengths, 0) - lengths
     positions = torch.arange(int(lengths.sum())) - starts[documents]
     supervised = torch.from_numpy(np.concatenate([s.supervised for s in samples]))
-    plan = plan_rows(supervised, documents, num_steps)
+    plan = planner(supervised, documents)
 
     def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         shape = (sum(len(t) for t in tensors), *tensors[0].shape[1:])

@@ -1,4 +1,7 @@
-"""The parts an EAGLE-3 draft is built of: RMSNorm, rotary positions, attention weights, SwiGLU."""
+"""The parts drafts are built of: RMSNorm, rotary positions, attention weights, SwiGLU."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -6,7 +9,32 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from eyas.drafters.eagle3.config import DraftConfig
+
+class LayerConfig(Protocol):
+    """What these parts read of a draft's configuration."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rotated_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def target_vocab_size(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def rope_parameters(self) -> Mapping[str, Any]: ...
+    @property
+    def latent_attention(self) -> Mapping[str, int] | None: ...
 
 
 class RMSNorm(nn.Module):
@@ -22,7 +50,7 @@ class RMSNorm(nn.Module):
 class Rotary(nn.Module):
     """Rotary embedding with the target's own parameters, computed by transformers (all its scalings)."""
 
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.embedding = LlamaRotaryEmbedding(llama_config(config))
 
@@ -37,7 +65,7 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """The four projections; queries, keys and values read ``input_width``. Scores live elsewhere."""
 
-    def __init__(self, config: DraftConfig, input_width: int) -> None:
+    def __init__(self, config: LayerConfig, input_width: int) -> None:
         super().__init__()
         width, head_dim = config.hidden_size, config.head_dim
         self.head_dim = head_dim
@@ -64,7 +92,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU, as in Llama."""
 
-    def __init__(self, config: DraftConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -75,7 +103,7 @@ class MLP(nn.Module):
         return out
 
 
-def llama_config(config: DraftConfig) -> LlamaConfig:
+def llama_config(config: LayerConfig) -> LlamaConfig:
     """Return the transformers configuration of the same shape."""
     return LlamaConfig(
         hidden_size=config.hidden_size,

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from eyas.drafters.common.layers import RMSNorm, Rotary
-from eyas.drafters.eagle3.config import DraftConfig
+from eyas.drafters.common.layers import LayerConfig, RMSNorm, Rotary
 
 
 class LatentAttention(nn.Module):
     """The projections and norms; all read ``input_width``. Scores live elsewhere."""
 
-    def __init__(self, config: DraftConfig, input_width: int) -> None:
+    def __init__(self, config: LayerConfig, input_width: int) -> None:
         super().__init__()
         assert config.latent_attention is not None
         shape, heads, eps = config.latent_attention, config.num_attention_heads, config.rms_norm_eps

@@ -1,25 +1,30 @@
 """The EAGLE-3 draft: a decoder layer that reads the next token and the target's fused states, seldom more.
 
-Parameter names are those that vLLM and SGLang load. The unroll over steps lives in eyas.train, the
-decoding loop in eyas.evaluate; both call the small functions below and nothing else.
+Parameter names are those that vLLM and SGLang load. Training calls ``forward`` once a step of the unroll,
+decoding once a draft token; where keys and values are kept is theirs to say.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from eyas.drafters.common.attention import Attend
 from eyas.drafters.common.layers import MLP, Attention, RMSNorm, Rotary
 from eyas.drafters.common.mla import LatentAttention
+from eyas.drafters.common.recompute import again
 from eyas.drafters.eagle3.config import DraftConfig
 
-# Of the lowest layer: what reads a token and a hidden state side by side.
+# Parameters that are heads (train.train_head=false leaves them as they are), and tables of tokens.
+HEADS, TABLES = frozenset({"lm_head.weight"}), frozenset({"embed_tokens.weight"})
+# Of the lowest layer: what reads a token together with a hidden state.
 _READ_INPUT = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 
 
 class DecoderLayer(nn.Module):
-    """The lowest layer reads a token beside the hidden state, those above it the hidden state alone."""
+    """The lowest layer reads a token and the hidden state, those above it only the hidden state."""
 
     def __init__(self, config: DraftConfig, is_lowest: bool) -> None:
         super().__init__()
@@ -72,37 +77,45 @@ class Eagle3Draft(nn.Module):
         out: torch.Tensor = self.fc(aux.flatten(1))
         return out
 
-    def mix(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Join the token a row reads [R] with its hidden state [R, D]: the lowest layer's input [R, 2D]."""
-        lowest = self.layer(0)
-        embedded = self.embed_tokens(tokens).to(hidden.dtype)
-        return torch.cat([lowest.input_layernorm(embedded), lowest.hidden_norm(hidden)], dim=-1)
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        wanted: torch.Tensor | slice | None = None,
+        recompute: bool = False,
+    ) -> torch.Tensor:
+        """Run rows through all layers and return what ``logits`` reads, and ``carry`` hands to the next step.
 
-    def enter(self, hidden: torch.Tensor, layer: int) -> torch.Tensor:
-        """Return the input [R, D] of a layer above the lowest, from what the one below ``finish``-ed."""
-        out: torch.Tensor = self.layer(layer).input_layernorm(hidden)
-        return out
+        Only the ``wanted`` rows [R'] are returned; of the others the last layer only computes keys and
+        values.
+        With ``recompute`` the backward pass computes the MLPs again.
 
-    def keys_values(
-        self, mixed: torch.Tensor, positions: torch.Tensor, layer: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a layer's rotated keys [R, kv heads, head_dim] and its values [R, kv heads, value_dim]."""
-        return self.layer(layer).self_attn.keys_values(mixed, self.rotary, positions)
-
-    def queries(self, mixed: torch.Tensor, positions: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        """Return rotated queries [R, heads, head_dim] of a layer's input."""
-        return self.layer(layer).self_attn.queries(mixed, self.rotary, positions)
-
-    def finish(self, attended: torch.Tensor, hidden: torch.Tensor, layer: int = 0) -> torch.Tensor:
-        """Add attention's output [R, heads, value_dim] and the MLP to the residual ``hidden`` [R, D].
-
-        What comes back of the last layer is what ``logits`` reads, and ``carry`` hands to the next step.
+        Shapes: tokens, positions [R]; hidden [R, D]. Returns [R', D].
         """
-        this = self.layer(layer)
-        if layer == 0 and self.config.norm_before_residual:
-            hidden = this.hidden_norm(hidden)
-        hidden = hidden + this.self_attn.o_proj(attended.flatten(1))
-        out: torch.Tensor = hidden + this.mlp(this.post_attention_layernorm(hidden))
+        finish = partial(again, self._finish) if recompute else self._finish
+        lowest, last = self.layer(0), len(self.layers) - 1
+        embedded = self.embed_tokens(tokens).to(hidden.dtype)
+        x = torch.cat([lowest.input_layernorm(embedded), lowest.hidden_norm(hidden)], dim=-1)  # (R, 2D)
+        for number in range(last + 1):
+            layer = self.layer(number)
+            if number:
+                x = layer.input_layernorm(hidden)
+            keys, values = layer.self_attn.keys_values(x, self.rotary, positions)
+            if number == last and wanted is not None:
+                hidden, x, positions = hidden[wanted], x[wanted], positions[wanted]
+            queries = layer.self_attn.queries(x, self.rotary, positions)
+            hidden = finish(attend(number, queries, keys, values), hidden, number)
+        return hidden
+
+    def _finish(self, attended: torch.Tensor, hidden: torch.Tensor, number: int) -> torch.Tensor:
+        """Add attention's output [R, heads, value_dim] and the MLP to the residual ``hidden`` [R, D]."""
+        layer = self.layer(number)
+        if number == 0 and self.config.norm_before_residual:
+            hidden = layer.hidden_norm(hidden)
+        hidden = hidden + layer.self_attn.o_proj(attended.flatten(1))
+        out: torch.Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return out
 
     def carry(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ rows of an earlier one, and a row that no step supervises only lends its step-0 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -32,6 +33,11 @@ class RowPlan:
     def num_steps(self) -> int:
         return len(self.rows)
 
+    @property
+    def num_supervised(self) -> int:
+        """Rows that step 0 supervises; losses are divided by their number in all batches and ranks."""
+        return len(self.rows[0])
+
     def tensors(self) -> list[torch.Tensor]:
         return [self.keys, *self.rows, *self.keep, *self.key_places, *self.teacher]
 
@@ -44,6 +50,11 @@ class RowPlan:
                 for tensors in (self.rows, self.keep, self.key_places, self.teacher)
             ),
         )
+
+
+def rows_of(num_steps: int) -> Callable[[torch.Tensor, torch.Tensor], RowPlan]:
+    """Return what plans an unroll of ``num_steps`` steps for a batch."""
+    return partial(plan_rows, num_steps=num_steps)
 
 
 def plan_rows(supervised: torch.Tensor, documents: torch.Tensor, num_steps: int) -> RowPlan:

@@ -23,7 +23,10 @@ _BATCH_TOKENS = 8192
 
 
 class VllmDecoder:
-    """``draft`` is an exported folder, None for the target alone; ``max_length`` covers prompt and answer."""
+    """``draft`` is an exported folder, None for the target alone; ``max_length`` covers prompt and answer.
+
+    ``kind`` is the ``vllm.py`` of the draft's kind.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class VllmDecoder:
         *,
         draft: Path | None,
         num_draft_tokens: int,
+        kind: Any,
         settings: VllmSettings,
         max_length: int,
         max_concurrency: int,
@@ -39,7 +43,7 @@ class VllmDecoder:
         in_process: bool = False,
     ) -> None:
         check_parallel(spec, settings.tensor_parallel_size)
-        check_draft_support(spec)
+        check_draft_support(spec, kind)
         self.spec, self.has_draft, self.in_process = spec, draft is not None, in_process
         self._numbers = itertools.count()
         plan = Plan(
@@ -56,7 +60,8 @@ class VllmDecoder:
         self._closing = threading.Event()
         before = set(multiprocessing.active_children())
         with vllm_environment(plan):
-            self.llm = _start(plan, draft, num_draft_tokens)
+            speculative = None if draft is None else kind.speculative_config(str(draft), num_draft_tokens)
+            self.llm = _start(plan, speculative)
         self.engine: Any = self.llm.llm_engine
         processes = set(multiprocessing.active_children()) - before
         if processes:
@@ -144,18 +149,14 @@ class VllmDecoder:
             raise EyasError(f"vLLM stopped: {first_line(error)}", hint="its own log is above") from error
 
 
-def _start(plan: Plan, draft: Path | None, num_draft_tokens: int) -> Any:
+def _start(plan: Plan, speculative_config: dict[str, Any] | None) -> Any:
     from vllm.platforms import current_platform
 
     own: dict[str, Any] = {"skip_tokenizer_init": True, "use_tqdm_on_load": False}
     own["disable_log_stats"] = False  # or there are no counters
     if installed_version() >= RAW_LOGITS:
         own["logprobs_mode"] = "raw_logits"
-    if draft is not None:
-        own["speculative_config"] = {
-            "method": "eagle3",
-            "model": str(draft),
-            "num_speculative_tokens": num_draft_tokens,
-        }
+    if speculative_config is not None:
+        own["speculative_config"] = speculative_config
     # Prefix caching stays off: prompts are answered several times over, and it would flatter the later ones.
     return start_llm(engine_arguments(plan, Path(), current_platform.is_cpu(), **own))

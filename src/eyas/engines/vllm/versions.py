@@ -6,7 +6,7 @@ import os
 import platform
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from eyas.errors import UserError
 from eyas.types import TargetSpec
@@ -19,7 +19,7 @@ OLDEST: Version = (0, 16)
 # 0.17 to 0.23 wrote them with every step (through 0.21 every rank to the same file).
 FACILITY: Version = (0, 24)
 DEPENDABLE: Version = (0, 31)
-DRAFTS: Version = (0, 22)  # EAGLE-3.1's norms; older ones ignore them in silence
+DRAFTS: Version = (0, 22)  # no kind of draft asks for an older one
 # Before, asking for logits in place of log-probabilities started another, slower model runner.
 RAW_LOGITS: Version = (0, 26)
 # Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
@@ -179,25 +179,27 @@ def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
         )
 
 
-def check_draft_support(spec: TargetSpec) -> None:
-    """Raises: UserError when the installed vLLM cannot serve an EAGLE-3 draft for this target.
+def check_draft_support(spec: TargetSpec, kind: Any) -> None:
+    """Raises: UserError when the installed vLLM cannot serve a draft for this target.
 
-    What a target's architecture supports is asked of its class; nothing is loaded for it.
+    ``kind`` is the ``vllm.py`` of the draft's kind: the oldest version, and what to ask. What a target's
+    architecture supports is asked of its class; nothing is loaded for it.
     """
     version = installed_version()
-    if version < DRAFTS:
+    if version < kind.OLDEST:
         raise UserError(
-            f"vLLM {_text(version)} does not serve these drafts; {_text(DRAFTS)} and later do", hint=INSTALL
+            f"vLLM {_text(version)} does not serve these drafts; {_text(kind.OLDEST)} and later do",
+            hint=INSTALL,
         )
-    from vllm.model_executor.models.interfaces import supports_eagle3
+    from vllm.model_executor.models import interfaces
     from vllm.model_executor.models.registry import ModelRegistry
 
     if spec.architecture not in ModelRegistry.get_supported_archs():
         raise UserError(f"vLLM {_text(version)} does not know {spec.architecture}", hint=INSTALL)
     architecture = ModelRegistry.models[spec.architecture].load_model_cls()
-    if not supports_eagle3(architecture):
+    if not getattr(interfaces, kind.TARGET_INTERFACE)(architecture):
         raise UserError(
-            f"vLLM {_text(version)} cannot serve an EAGLE-3 draft for {spec.architecture}",
+            f"vLLM {_text(version)} cannot serve this kind of draft for {spec.architecture}",
             hint="a later version may; SGLang too: eyas serve --print --engine sglang",
         )
 

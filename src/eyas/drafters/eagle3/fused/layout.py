@@ -6,6 +6,7 @@ from itertools import accumulate
 import torch
 
 from eyas.drafters.common.batch import PackedBatch
+from eyas.drafters.eagle3.ttt_rows import RowPlan
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Steps:
     read: list[torch.Tensor]
 
     @classmethod
-    def of(cls, batch: PackedBatch) -> "Steps":
+    def of(cls, batch: PackedBatch[RowPlan]) -> "Steps":
         plan = batch.plan
         counts = [len(r) for r in plan.rows if len(r)]  # later steps of short answers have no rows
         ends = list(accumulate(counts))

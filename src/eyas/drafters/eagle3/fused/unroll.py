@@ -18,6 +18,7 @@ from eyas.drafters.eagle3.fused.activations import Saved
 from eyas.drafters.eagle3.fused.layout import Steps
 from eyas.drafters.eagle3.fused.weights import Weights
 from eyas.drafters.eagle3.model import Eagle3Draft
+from eyas.drafters.eagle3.ttt_rows import RowPlan
 from eyas.drafters.eagle3.unroll import UnrollResult, count_accepted
 from eyas.kernels.head_layout import Heads
 
@@ -74,7 +75,7 @@ class FusedUnroll:
     @torch.no_grad()
     def run(
         self,
-        batch: PackedBatch,
+        batch: PackedBatch[RowPlan],
         targets: TeacherTargets,
         target_ids: torch.Tensor,
         step_decay: float,
@@ -103,7 +104,7 @@ class FusedUnroll:
         accepted, depth = count_accepted(batch.plan, agrees)
         return UnrollResult((step_losses * decay).sum(), batch.num_supervised, step_losses, accepted, depth)
 
-    def _start(self, batch: PackedBatch, steps: Steps) -> Saved:
+    def _start(self, batch: PackedBatch[RowPlan], steps: Steps) -> Saved:
         """Compute the step-0 keys and values of every row, and make room for the rest."""
         matrix, config, keys = self.weights.matrix, self.draft.config, batch.plan.keys
         # The last token of each document is fused for nothing: cheaper than gathering the others.
@@ -117,7 +118,7 @@ class FusedUnroll:
         self.ops.rotate(first_kv, cos, sin, self.heads.kv_heads, first_kv)
         return Saved.room(config, steps, fused_input, first_hidden, first_mixed, first_kv, self.recompute)
 
-    def _forward_step(self, batch: PackedBatch, steps: Steps, saved: Saved, k: int) -> None:
+    def _forward_step(self, batch: PackedBatch[RowPlan], steps: Steps, saved: Saved, k: int) -> None:
         matrix, here, plan = self.weights.matrix, steps.rows[k], batch.plan
         cos, sin = self._turns(batch.positions[plan.rows[k]] + k)
         saved.turns.append((cos, sin))
@@ -194,7 +195,7 @@ class FusedUnroll:
             done += len(chunk)
         return torch.cat(best)
 
-    def _backward(self, batch: PackedBatch, steps: Steps, saved: Saved) -> None:
+    def _backward(self, batch: PackedBatch[RowPlan], steps: Steps, saved: Saved) -> None:
         """Walk the steps backwards; what a step no longer needs becomes its gradient."""
         weights, matrix, vector, plan = self.weights, self.weights.matrix, self.weights.vector, batch.plan
         grad_first_kv = torch.zeros_like(saved.first_kv, dtype=torch.float32)

@@ -1,0 +1,31 @@
+"""How SGLang is told to serve an EAGLE-3 draft, and which ones it would compute otherwise."""
+
+from collections.abc import Sequence
+
+from eyas.drafters.eagle3.config import DraftConfig
+from eyas.layer_ids import to_sglang
+
+
+def arguments(draft: str, num_draft_tokens: int) -> list[str]:
+    return [
+        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", draft),
+        # A chain: one token a step, and the token that verification starts from.
+        *("--speculative-num-steps", str(num_draft_tokens), "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", str(num_draft_tokens + 1)),
+    ]
+
+
+def trouble(config: DraftConfig) -> str | None:
+    if config.norm_before_residual:
+        return "SGLang adds to the hidden state, this draft to the normed one (norm_before_residual)"
+    if config.norm_before_fc:
+        return "SGLang has no norm of all aux layers as one (norm_before_fc)"
+    if config.has_own_embedding:
+        return "SGLang takes the target's embedding, this draft has its own"
+    if config.latent_attention is not None and config.num_layers > 1:
+        return "SGLang takes one layer of latent attention"
+    return None
+
+
+def check_layers(aux_layer_ids: Sequence[int]) -> None:
+    to_sglang(aux_layer_ids)
