@@ -14,6 +14,8 @@ ENGINES = {
 }
 # Kinds of draft: a package each, whose files eyas.drafters.base lists.
 DRAFTERS = {
+    "dflash": "eyas.drafters.dflash",
+    "dspark": "eyas.drafters.dspark",
     "eagle3": "eyas.drafters.eagle3",
 }
 # Packages that are installed may bring further kinds: entry points of this group, NAME = PACKAGE.

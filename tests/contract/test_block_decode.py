@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from block_training import Trained, block_batch, train_block_draft
+from block_training import Trained, train_block_draft
 
-from eyas.drafters.common.acceptance import replay_answers
 from eyas.drafters.common.block_propose import BlockProposer
 from eyas.errors import UserError
 from eyas.evaluate.decode import decode_speculative
@@ -29,19 +28,17 @@ def trained(request: pytest.FixtureRequest, tiny_target: Path) -> Trained:
 
 
 def test_replay_of_stored_states_equals_decoding_on_every_prompt(trained: Trained) -> None:
-    draft, predictions = trained.draft, trained.draft.config.num_predictions
+    predictions = trained.draft.config.num_predictions
     found = []
     for num_draft_tokens in (predictions, 3, 1):
         for state in trained.answers:
             sample = state.sample
             start = int(sample.loss_mask.argmax())
             limit = len(sample) - start
-            batch = block_batch([state], predictions, 1, 0)
-            _, rounds = trained.objective.measure(batch, num_draft_tokens)
-            (replayed,) = replay_answers(rounds.rows, rounds.accepted, rounds.depth, num_draft_tokens, limit)
+            replayed = trained.replayed(state, num_draft_tokens)
             decoded = decode_speculative(
                 trained.engine.session(),
-                BlockProposer(draft, trained.target_ids),  # type: ignore[arg-type]
+                BlockProposer(trained.draft, trained.target_ids),
                 sample.input_ids[:start].tolist(),
                 num_draft_tokens,
                 limit,

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import pytest
 import torch
 from block_exports import write_trained
-from block_training import Trained, block_batch, train_block_draft
+from block_training import Trained, train_block_draft
 
-from eyas.drafters.common.acceptance import Acceptance, replay_answers
+from eyas.drafters.common.acceptance import Acceptance
+from eyas.drafters.dflash import vllm as dflash_vllm
 from eyas.engines.spec_decode_metrics import SpecCounters, from_vllm
 
 pytestmark = [
@@ -57,11 +58,7 @@ def vllm_with(trained: Trained, folder: Path, num_draft_tokens: int) -> Iterator
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         seed=0,
-        speculative_config={
-            "method": "dflash",
-            "model": str(folder),
-            "num_speculative_tokens": num_draft_tokens,
-        },
+        speculative_config=dflash_vllm.speculative_config(str(folder), num_draft_tokens),
     )
     try:
         yield llm
@@ -94,11 +91,7 @@ def decode(llm: Any, trained: Trained) -> tuple[list[list[int]], SpecCounters]:
 def replayed(trained: Trained, num_draft_tokens: int) -> Acceptance:
     total = Acceptance.empty(num_draft_tokens)
     for state in trained.answers:
-        limit = len(state.sample) - int(state.sample.loss_mask.argmax())
-        batch = block_batch([state], trained.draft.config.num_predictions, 1, 0)
-        _, rounds = trained.objective.measure(batch, num_draft_tokens)
-        answer = replay_answers(rounds.rows, rounds.accepted, rounds.depth, num_draft_tokens, limit)
-        total += answer[0]
+        total += trained.replayed(state, num_draft_tokens)
     return total
 
 

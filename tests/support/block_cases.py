@@ -31,6 +31,7 @@ DFLASH_LOSSES: Mapping[str, LossMix] = {
 }
 DSPARK_LOSS = LossMix(ce=0.1, l1=0.9, gamma=4.0)
 CONFIDENCE_WEIGHT = 1.0
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -59,7 +60,7 @@ class BlockCase:
             positions=torch.arange(len(documents)) - starts[documents],
             aux=self.aux,
             last=self.last[supervised],
-            plan=self.plan,  # type: ignore[arg-type]
+            plan=self.plan,
         )
 
     @property
@@ -95,9 +96,9 @@ class BlockCase:
         judge = BlockJudge(self.teacher, self.target_ids)
         if isinstance(self.draft, DSparkDraft):
             return DSparkObjective(
-                self.draft, judge, self.mix, torch.float32, confidence_weight=CONFIDENCE_WEIGHT, **named
+                self.draft, judge, self.mix, torch.float32, CPU, confidence_weight=CONFIDENCE_WEIGHT, **named
             )
-        return (base or BlockObjective)(self.draft, judge, self.mix, torch.float32, **named)
+        return (base or BlockObjective)(self.draft, judge, self.mix, torch.float32, CPU, **named)
 
 
 def make_block_case(

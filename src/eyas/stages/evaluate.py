@@ -51,7 +51,7 @@ def evaluate(context: RunContext) -> None:
             hint="run the same eyas export again; it writes the folder anew",
         )
     teacher = read_teacher(context.target_folder, context.spec).to(context.device, torch.float32)
-    draft, target_ids, config = load_export(context.folder("export"), teacher.embedding)
+    draft, target_ids, config = load_export(context.folder("export"), teacher.embedding, teacher.head)
     if config["eyas"]["target_fingerprint"] != context.draft_spec.fingerprint:
         raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
     draft.to(context.device)

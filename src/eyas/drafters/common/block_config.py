@@ -37,7 +37,7 @@ class BlockConfig:
     rope_parameters: Mapping[str, Any]
     num_layers: int
     block_size: int
-    mask_token_id: int
+    mask_token_id: int | None  # None until the target's tokenizer has been asked
     causal: bool
     sliding_window: int | None
     logit_scale: float = 1.0  # of the target's head, which the draft shares
@@ -49,7 +49,7 @@ class BlockConfig:
                 f"{self.num_key_value_heads} key/value heads",
                 hint="choose draft.num_key_value_heads that divides draft.num_attention_heads",
             )
-        if not 0 <= self.mask_token_id < self.target_vocab_size:
+        if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.target_vocab_size:
             raise UserError(
                 f"draft.mask_token_id={self.mask_token_id} has no row in the target's embedding of "
                 f"{self.target_vocab_size} rows",
@@ -75,6 +75,11 @@ class BlockConfig:
         return self.vocab_size == self.target_vocab_size
 
     @property
+    def latent_attention(self) -> None:
+        """Block drafts have grouped heads."""
+        return None
+
+    @property
     def rotated_dim(self) -> int:
         """How much of a head turns with its position."""
         return self.head_dim
@@ -92,9 +97,7 @@ class BlockConfig:
         return cls(**value)
 
 
-def shape_for(
-    spec: TargetSpec, settings: BlockSettings, vocab_size: int, mask_token_id: int
-) -> dict[str, Any]:
+def shape_for(spec: TargetSpec, settings: BlockSettings, vocab_size: int) -> dict[str, Any]:
     """Return the fields of a BlockConfig, the target's where nothing else is asked for and it suits.
 
     Raises: UserError when heads do not divide.
@@ -116,7 +119,7 @@ def shape_for(
         "rope_parameters": draft_rope(spec.rope_parameters),
         "num_layers": settings.num_layers,
         "block_size": settings.block_size,
-        "mask_token_id": mask_token_id,
+        "mask_token_id": settings.mask_token_id,
         "causal": settings.causal,
         "sliding_window": settings.sliding_window,
         "logit_scale": spec.logit_scale,

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from eyas.drafters.common.block_attention import BlockPlaces, PlainBlockAttention
 from eyas.drafters.common.block_config import BlockConfig
 from eyas.drafters.common.block_model import BlockDraft
-from eyas.layer_ids import to_sglang
+from eyas.errors import ContractError
+from eyas.layer_ids import from_output_of, to_sglang
 from eyas.types import TargetSpec, VocabMap
 
 _VERSION = "0.9.0"  # of the speculators format that is written
@@ -27,20 +29,37 @@ _LAYER_KEYS = (
 )  # fmt: skip
 
 
-def block_tensors(draft: BlockDraft, vocab: VocabMap, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return what is written: the trained weights, and with a reduced vocabulary its head and maps.
+def block_tensors(draft: BlockDraft) -> dict[str, torch.Tensor]:
+    """Return the trained weights, and of a reduced vocabulary the target's rows of it.
 
-    Embedding and head of the whole vocabulary stay with the target. Engines compute target id = draft id +
-    d2t[draft id].
+    The head of the whole vocabulary stays with the target.
     """
-    tensors = {name: p.detach().cpu().to(dtype).contiguous() for name, p in draft.trainable().items()}
-    if vocab.is_full:
-        return tensors
-    ids = torch.from_numpy(vocab.target_ids)
-    in_draft = torch.zeros(vocab.target_vocab_size, dtype=torch.bool)
-    in_draft[ids] = True
-    tensors["lm_head.weight"] = draft.lm_head.weight.detach().cpu().to(dtype).contiguous()
-    return tensors | {"d2t": ids - torch.arange(len(ids)), "t2d": in_draft}
+    tensors: dict[str, torch.Tensor] = {name: p.detach() for name, p in draft.trainable().items()}
+    if not draft.config.has_full_vocabulary:
+        tensors["lm_head.weight"] = draft.lm_head.weight.detach()
+    return tensors
+
+
+@torch.no_grad()
+def block_states(draft: BlockDraft, aux: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the normed hidden states [K, D] of a block after consecutive rows: every weight of the backbone
+    and the positions matter. Shapes: aux [R, A, D], tokens [R], the one after each."""
+    device = draft.embed_tokens.weight.device
+    places = BlockPlaces.of_sequence(len(aux), len(aux), device)
+    context = draft.context(aux.to(device, torch.float32), places.positions)
+    attend = PlainBlockAttention(draft.config, places)
+    hidden: torch.Tensor = draft(tokens[-1:].to(device), places.anchor_positions, context, attend)
+    return hidden[0]
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raises: ContractError when lists of aux layers disagree, or keys of causality do."""
+    outputs_of = config["dflash_config"]["target_layer_ids"] if "dflash_config" in config else None
+    ours = config.get("eagle_aux_hidden_state_layer_ids")
+    if outputs_of is not None and from_output_of(outputs_of) != tuple(ours or ()):
+        raise ContractError("the two lists of aux layer ids in config.json disagree")
+    if outputs_of is not None and config["dflash_config"]["causal"] != config["is_causal"]:
+        raise ContractError("is_causal and dflash_config.causal in config.json disagree")
 
 
 def native_config(
@@ -102,11 +121,6 @@ def native_config(
         "eagle_aux_hidden_state_layer_ids": list(spec.aux_layer_ids),
         "dflash_config": dflash,
         **further,
-        "eyas": {
-            "target": spec.to_json(),
-            "target_fingerprint": spec.fingerprint,
-            "vocab_fingerprint": vocab.fingerprint,
-        },
     }
 
 

@@ -102,10 +102,9 @@ class BlockDraft(nn.Module):
 
     def slots(self, anchor_tokens: torch.Tensor, anchor_positions: torch.Tensor) -> KeysValues:
         """Return the tokens that the slots of blocks read, and their positions, [n B]; inputs [n]."""
-        size = self.config.block_size
-        tokens = torch.full(
-            (len(anchor_tokens), size), self.config.mask_token_id, device=anchor_tokens.device
-        )
+        size, mask = self.config.block_size, self.config.mask_token_id
+        assert mask is not None, "the target's tokenizer has not been asked"
+        tokens = torch.full((len(anchor_tokens), size), mask, device=anchor_tokens.device)
         tokens[:, 0] = anchor_tokens
         places = torch.arange(size, device=anchor_positions.device)
         return tokens.flatten(), (anchor_positions[:, None] + places).flatten()

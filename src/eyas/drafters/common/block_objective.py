@@ -5,7 +5,6 @@ Logits over the vocabulary exist for some blocks at a time, never for all.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -18,6 +17,7 @@ from eyas.drafters.common.block_config import BlockConfig
 from eyas.drafters.common.block_judge import BlockJudge, first_disagreement
 from eyas.drafters.common.block_loss import BlockLosses, LossMix, block_losses
 from eyas.drafters.common.block_model import BlockAttend, BlockDraft, KeysValues
+from eyas.drafters.common.objective import AutogradObjective
 
 # Rows of logits alive at a time, and blocks that pass the layers together when rounds are measured.
 CHUNK_ROWS = 1024
@@ -37,7 +37,7 @@ class Chunk:
     last: torch.Tensor
 
 
-class BlockObjective:
+class BlockObjective(AutogradObjective):
     """The plain path: autograd through everything, logits computed again in the backward pass."""
 
     def __init__(
@@ -46,10 +46,12 @@ class BlockObjective:
         judge: BlockJudge,
         mix: LossMix,
         dtype: torch.dtype,
+        device: torch.device,
         make_attend: MakeAttend = PlainBlockAttention,
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
-        self.draft, self.judge, self.mix, self.dtype = draft, judge, mix, dtype
+        super().__init__(draft, (), dtype, device)
+        self.draft, self.judge, self.mix = draft, judge, mix
         self.make_attend = make_attend
         self.num_predictions = draft.config.num_predictions
         self.chunk_blocks = max(1, chunk_rows // self.num_predictions)
@@ -63,21 +65,27 @@ class BlockObjective:
     def num_sums(self) -> int:
         return 2 + 3 * self.num_predictions + self.num_extra_sums
 
-    def backward(self, batch: PackedBatch) -> torch.Tensor:
+    def backward(self, batch: PackedBatch[BlockPlan]) -> torch.Tensor:
         """Add the gradients of the batch's summed loss; return its sums, fp64 [num_sums]."""
-        with self._autocast(batch):
+        with self.autocast():
             loss, sums = self.run(batch, batch.plan)
         if batch.plan.num_supervised:
             loss.backward()
         return sums
 
     @torch.no_grad()
-    def measure(self, batch: PackedBatch, num_draft_tokens: int) -> tuple[torch.Tensor, Rounds]:
+    def measure(self, batch: PackedBatch[BlockPlan], num_draft_tokens: int) -> tuple[torch.Tensor, Rounds]:
         """Return the sums of the planned blocks, and what a round at every position would accept."""
+        with self.autocast():
+            _, sums = self.run(batch, batch.plan)
+        return sums, self.rounds(batch, num_draft_tokens)
+
+    @torch.no_grad()
+    def rounds(self, batch: PackedBatch[BlockPlan], num_draft_tokens: int) -> Rounds:
+        """Say what a round at every position at which serving could start one would accept."""
         plan = batch.plan.of_rounds(self.num_predictions)
         accepted = [torch.zeros(0, dtype=torch.long, device=batch.tokens.device)]
-        with self._autocast(batch):
-            _, sums = self.run(batch, batch.plan)
+        with self.autocast():
             context = self.draft.context(batch.aux, batch.positions)
             for part in parts_of(plan, _CHUNK_BLOCKS):
                 normed = self.blocks(batch, part, context)
@@ -87,9 +95,9 @@ class BlockObjective:
                     agrees = targets.is_labeled & (best == targets.label)
                     accepted.append(first_disagreement(agrees, targets.is_judged))
         most = torch.cat(accepted).clamp(max=num_draft_tokens)
-        return sums, Rounds(plan.anchors, most, plan.depths.clamp(max=num_draft_tokens))
+        return Rounds(plan.anchors, most, plan.depths.clamp(max=num_draft_tokens))
 
-    def run(self, batch: PackedBatch, plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, batch: PackedBatch[BlockPlan], plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the differentiable loss of the plan's blocks, and all sums."""
         total = torch.zeros((), device=batch.tokens.device)
         sums = torch.zeros(self.num_sums, dtype=torch.float64, device=batch.tokens.device)
@@ -102,7 +110,9 @@ class BlockObjective:
         sums[-1] = plan.num_supervised
         return total, sums
 
-    def blocks(self, batch: PackedBatch, plan: BlockPlan, context: Sequence[KeysValues]) -> torch.Tensor:
+    def blocks(
+        self, batch: PackedBatch[BlockPlan], plan: BlockPlan, context: Sequence[KeysValues]
+    ) -> torch.Tensor:
         """Return the normed hidden states [n, K, D] of the slots that predict."""
         positions = batch.positions[plan.anchors]
         places = BlockPlaces(batch.documents, batch.positions, batch.documents[plan.anchors], positions)
@@ -110,7 +120,7 @@ class BlockObjective:
         normed: torch.Tensor = self.draft(batch.tokens[plan.anchors], positions, context, attend)
         return normed
 
-    def chunks(self, batch: PackedBatch, plan: BlockPlan, normed: torch.Tensor) -> Iterator[Chunk]:
+    def chunks(self, batch: PackedBatch[BlockPlan], plan: BlockPlan, normed: torch.Tensor) -> Iterator[Chunk]:
         places = torch.arange(self.num_predictions, device=batch.tokens.device)
         previous = batch.tokens[(plan.anchors[:, None] + places).clamp(max=len(batch.tokens) - 1)]
         for start in range(0, len(normed), self.chunk_blocks):
@@ -165,9 +175,6 @@ class BlockObjective:
             "agreement": [a / max(1, j) for a, j in zip(agreed, judged, strict=True)],
             "cross_entropy": [c / max(1, j) for c, j in zip(ce, judged, strict=True)],
         }
-
-    def _autocast(self, batch: PackedBatch) -> Any:
-        return torch.autocast(batch.tokens.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 
 def parts_of(plan: BlockPlan, num_blocks: int) -> Iterator[BlockPlan]:

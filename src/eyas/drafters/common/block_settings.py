@@ -4,10 +4,10 @@ from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from eyas.config.schema import Section
+from eyas.config.schema import DraftSettings
 
 
-class BlockSettings(Section):
+class BlockSettings(DraftSettings):
     """Shape, blocks and anchors of a block draft; its width, embedding and head are the target's."""
 
     num_layers: PositiveInt = Field(5, description="decoder layers")
@@ -32,9 +32,6 @@ class BlockSettings(Section):
     intermediate_size: PositiveInt | None = Field(None, description="width of the draft's MLP")
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
-    init_from: str | None = Field(
-        None, description="start from this draft of the same kind: a folder or hub id"
-    )
 
     @model_validator(mode="after")
     def _window_holds_a_block(self) -> Self:

@@ -16,8 +16,8 @@ class DFlashConfig(BlockConfig):
     first_slot: ClassVar[int] = 1
 
 
-def config_for(spec: TargetSpec, settings: Settings, vocab_size: int, mask_token_id: int) -> DFlashConfig:
-    return DFlashConfig(**shape_for(spec, settings, vocab_size, mask_token_id))
+def config_for(spec: TargetSpec, settings: Settings, vocab_size: int) -> DFlashConfig:
+    return DFlashConfig(**shape_for(spec, settings, vocab_size))
 
 
 def mix_of(settings: Settings) -> LossMix:

@@ -1,16 +1,20 @@
-"""A DFlash draft as engines load it, and reading it back."""
+"""A DFlash draft as engines load it: names of tensors, and config.json of each format."""
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from eyas.drafters.common import block_export, block_read
-from eyas.drafters.common.block_read import StoredBlockDraft
+import torch
+
+from eyas.drafters.common import block_export
 from eyas.drafters.dflash.config import DFlashConfig
 from eyas.drafters.dflash.model import DFlashDraft
-from eyas.errors import UserError
 from eyas.types import TargetSpec, VocabMap
 
 ARCHITECTURE = "DFlashDraftModel"
+
+
+def tensors(draft: DFlashDraft) -> dict[str, torch.Tensor]:
+    return block_export.block_tensors(draft)
 
 
 def native_config(config: DFlashConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
@@ -20,28 +24,19 @@ def native_config(config: DFlashConfig, spec: TargetSpec, vocab: VocabMap) -> di
     return native
 
 
-def speculators_config(config: DFlashConfig, spec: TargetSpec, vocab: VocabMap) -> dict[str, Any]:
+def check_speculators(config: DFlashConfig) -> None:
+    """Every DFlash draft has a speculators form."""
+
+
+def speculators_config(native: dict[str, Any]) -> dict[str, Any]:
     further = {"architectures": [ARCHITECTURE], "sample_from_anchor": False}
-    native = native_config(config, spec, vocab)
-    return block_export.speculators_config(native, "dflash", config.num_predictions, further)
+    return block_export.speculators_config(native, "dflash", native["block_size"] - 1, further)
 
 
-def read(folder: Path) -> StoredBlockDraft:
-    """Read a folder of either format whole.
+def check_config(config: Mapping[str, Any]) -> None:
+    block_export.check_config(config)
 
-    Raises: UserError for a folder that is no DFlash draft, is damaged, or of a kind that eyas does not
-    compute; ContractError for unknown or missing tensors, as vLLM does.
-    """
-    config = block_read.read_block_config(folder, "dflash", (ARCHITECTURE,))
-    try:
-        ids = block_read.aux_layer_ids_of(config)
-        shape = DFlashConfig(**block_read.shape_of(config, len(ids)))
-        anchored = (config.get("dflash_config") or config).get("sample_from_anchor", False)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{folder / 'config.json'} describes no draft: {type(error).__name__} {error}",
-            hint="export, copy or download it again",
-        ) from None
-    if anchored:
-        raise UserError(f"the draft in {folder} predicts from its anchor's slot (sample_from_anchor)")
-    return block_read.read_stored(folder, config, DFlashDraft, shape)
+
+def logits(draft: DFlashDraft, aux: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return what the target's head would read, for it is no part of an export."""
+    return block_export.block_states(draft, aux, tokens)

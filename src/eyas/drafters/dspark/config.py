@@ -18,8 +18,8 @@ class DSparkConfig(BlockConfig):
     markov_rank: int = 256
 
 
-def config_for(spec: TargetSpec, settings: Settings, vocab_size: int, mask_token_id: int) -> DSparkConfig:
-    shape = shape_for(spec, settings, vocab_size, mask_token_id)
+def config_for(spec: TargetSpec, settings: Settings, vocab_size: int) -> DSparkConfig:
+    shape = shape_for(spec, settings, vocab_size)
     return DSparkConfig(**shape, markov_rank=settings.markov_rank)
 
 

@@ -9,6 +9,11 @@ from torch import nn
 from eyas.drafters.common.block_model import BlockDraft
 from eyas.drafters.dspark.config import DSparkConfig
 
+# Matrices with a row a token, and the confidence's single row; none of them is for Muon.
+TABLES = frozenset(
+    {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight", "confidence_head.proj.weight"}
+)
+
 
 class MarkovHead(nn.Module):
     """The vanilla one: a bias of low rank on the logits, read off the token before."""
