@@ -113,7 +113,8 @@ def test_a_plan_names_all_its_tensors_and_follows_from_its_draw(kind: str) -> No
     documents = torch.arange(60) // 20
     plan = drafter.plan(supervised, documents, settings, draw=7)
     again = drafter.plan(supervised, documents, settings, draw=7)
-    assert 0 < plan.num_supervised <= int(supervised.sum())
+    # A position may be judged in several blocks, the largest of which hold 15 predictions.
+    assert 0 < plan.num_supervised <= 15 * int(supervised.sum())
     assert all(torch.equal(a, b) for a, b in zip(plan.tensors(), again.tensors(), strict=True))
     moved: list[torch.Tensor] = []
     changed = plan.each(lambda tensor: moved.append(tensor) or tensor.clone())  # type: ignore[func-returns-value]

@@ -7,6 +7,9 @@ import torch
 from block_cases import BlockCase, make_block_case
 from block_reference import reference_loss
 
+from eyas.drafters.common.block_attention import PlainBlockAttention
+from eyas.drafters.common.block_fast import FastBlockObjective
+
 CASES: dict[str, dict[str, Any]] = {
     "dflash, d-pace, window smaller than documents": {"name": "dflash"},
     "dflash, ce": {"name": "dflash", "loss": "ce", "seed": 1},
@@ -55,3 +58,36 @@ def test_loss_and_every_gradient_equal_those_of_the_reference(settings: dict[str
         scale = gradients[name].abs().max()
         assert scale > 0, name
         assert (parameter.grad - gradients[name]).abs().max() <= 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
+def test_the_loss_fused_with_its_gradient_is_the_plain_one(settings: dict[str, Any]) -> None:
+    plain, fast = make_block_case(**settings), make_block_case(**settings)
+    expected = plain.objective().backward(plain.batch)
+    objective = fast.objective(FastBlockObjective, make_attend=PlainBlockAttention, chunk_rows=20)
+    found = objective.backward(fast.batch)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradients = plain.draft.trainable()
+    for name, parameter in fast.draft.trainable().items():
+        of_plain = gradients[name].grad
+        assert parameter.grad is not None, name
+        assert of_plain is not None, name
+        assert (parameter.grad - of_plain).abs().max() <= 1e-5 * of_plain.abs().max(), name
+
+
+def test_gradients_of_batches_add_up_in_the_masters_and_copies_follow_a_refresh() -> None:
+    case = make_block_case("dspark")
+    objective = case.objective(FastBlockObjective, make_attend=PlainBlockAttention)
+    objective.start()
+    objective.backward(case.batch)
+    once = {n: p.grad.clone() for n, p in case.draft.trainable().items() if p.grad is not None}
+    objective.backward(case.batch)
+    for name, parameter in case.draft.trainable().items():
+        torch.testing.assert_close(parameter.grad, 2 * once[name])
+    with torch.no_grad():
+        case.draft.fc.weight += 1.0
+    before = objective.measure(case.batch, 2)[0]
+    objective.refresh()
+    assert objective.measure(case.batch, 2)[0][0] != before[0]
+    assert objective.copies is not None
+    assert objective.copies.keys() == set(case.draft.trainable().values())

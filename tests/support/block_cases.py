@@ -20,7 +20,7 @@ from eyas.drafters.dflash.config import DFlashConfig
 from eyas.drafters.dflash.model import DFlashDraft
 from eyas.drafters.dspark.config import DSparkConfig
 from eyas.drafters.dspark.model import DSparkDraft
-from eyas.drafters.dspark.objective import DSparkObjective
+from eyas.drafters.dspark.objective import ConfidenceLoss
 from eyas.targets.teacher import TeacherHead
 from eyas.types import TokenizedSample
 
@@ -91,14 +91,15 @@ class BlockCase:
             confidence=CONFIDENCE_WEIGHT if isinstance(self.draft, DSparkDraft) else 0.0,
         )
 
-    def objective(self, base: Any = None, **named: Any) -> Any:
-        """Return the kind's plain objective, or that of the class ``base`` for DFlash."""
+    @property
+    def further(self) -> ConfidenceLoss | None:
+        is_dspark = isinstance(self.draft, DSparkDraft)
+        return ConfidenceLoss(CONFIDENCE_WEIGHT, self.mix.gamma) if is_dspark else None
+
+    def objective(self, path: type[BlockObjective] = BlockObjective, **named: Any) -> Any:
+        """Return an objective of the kind, the plain one unless ``path`` is another."""
         judge = BlockJudge(self.teacher, self.target_ids)
-        if isinstance(self.draft, DSparkDraft):
-            return DSparkObjective(
-                self.draft, judge, self.mix, torch.float32, CPU, confidence_weight=CONFIDENCE_WEIGHT, **named
-            )
-        return (base or BlockObjective)(self.draft, judge, self.mix, torch.float32, CPU, **named)
+        return path(self.draft, judge, self.mix, torch.float32, CPU, self.further, **named)
 
 
 def make_block_case(

@@ -11,11 +11,12 @@ from eyas.drafters.base import Rounds
 from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.common.block_anchors import BlockPlan, num_blocks, plan_blocks
 from eyas.drafters.common.block_config import BlockConfig, default_block_layer_ids
+from eyas.drafters.common.block_fast import FastBlockObjective
 from eyas.drafters.common.block_judge import BlockJudge
 from eyas.drafters.common.block_loss import LossMix
 from eyas.drafters.common.block_mask_token import choose_mask_token
 from eyas.drafters.common.block_model import BlockDraft
-from eyas.drafters.common.block_objective import BlockObjective
+from eyas.drafters.common.block_objective import BlockObjective, FurtherLoss
 from eyas.drafters.common.block_propose import BlockProposer, check_num_draft_tokens
 from eyas.drafters.common.block_settings import BlockSettings
 from eyas.drafters.common.stored import share_target
@@ -93,6 +94,23 @@ class BlockDrafter:
 
     def _predictions(self, settings: BlockSettings) -> int:
         return settings.block_size - self.first_slot
+
+
+def make_block_objective(
+    draft: BlockDraft,
+    teacher: TeacherHead,
+    target_ids: torch.Tensor,
+    mix: LossMix,
+    dtype: torch.dtype,
+    device: torch.device,
+    sharded: bool,
+    further: FurtherLoss | None = None,
+) -> BlockObjective:
+    """Return the path that fits the device: on a GPU the fast one."""
+    judge = BlockJudge(teacher, target_ids)
+    if device.type == "cuda":
+        return FastBlockObjective(draft, judge, mix, dtype, device, further, sharded)
+    return BlockObjective(draft, judge, mix, dtype, device, further)
 
 
 def read_tokenizer(folder: Path) -> Any:

@@ -14,6 +14,8 @@ class BlockJudge:
         self.teacher, self.target_ids = teacher, target_ids
         vocab_size = teacher.head.shape[0]
         self.is_full = len(target_ids) == vocab_size
+        # The head's rows of the draft vocabulary; of the whole one it is the head itself.
+        self.rows = teacher.head if self.is_full else teacher.head[target_ids]
         self.draft_id_of = torch.full((vocab_size,), -1, dtype=torch.long, device=target_ids.device)
         places = torch.arange(len(target_ids), device=target_ids.device)
         self.draft_id_of.index_copy_(0, target_ids, places)

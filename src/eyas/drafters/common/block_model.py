@@ -140,6 +140,10 @@ class BlockDraft(nn.Module):
         out: torch.Tensor = self.lm_head(normed) * self.config.logit_scale
         return out
 
+    def bias_parts(self, previous: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the factors [..., r] and [W, r] of what is added to the head's logits, if anything is."""
+        return None, None
+
     def choose(self, normed: torch.Tensor, anchor_token: int, target_ids: torch.Tensor) -> list[int]:
         """Return the likeliest target ids of one block's predictions; normed [K, D], target_ids [W]."""
         anchor = torch.full((len(normed),), anchor_token, device=normed.device)

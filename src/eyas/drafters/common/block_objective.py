@@ -5,6 +5,7 @@ Logits over the vocabulary exist for some blocks at a time, never for all.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -15,21 +16,41 @@ from eyas.drafters.common.block_anchors import BlockPlan
 from eyas.drafters.common.block_attention import BlockPlaces, PlainBlockAttention
 from eyas.drafters.common.block_config import BlockConfig
 from eyas.drafters.common.block_judge import BlockJudge, first_disagreement
-from eyas.drafters.common.block_loss import BlockLosses, LossMix, block_losses
-from eyas.drafters.common.block_model import BlockAttend, BlockDraft, KeysValues
+from eyas.drafters.common.block_loss import BlockLosses, BlockTargets, LossMix, block_losses
+from eyas.drafters.common.block_model import BlockAttend, KeysValues
 from eyas.drafters.common.objective import AutogradObjective
 
 # Rows of logits alive at a time, and blocks that pass the layers together when rounds are measured.
 CHUNK_ROWS = 1024
 _CHUNK_BLOCKS = 512
 
+Batch = PackedBatch[BlockPlan]
 MakeAttend = Callable[[BlockConfig, BlockPlaces], BlockAttend]
+
+
+class FurtherLoss(Protocol):
+    """What a kind is held to besides its logits. It needs the teacher's distribution."""
+
+    num_sums: int
+
+    def __call__(
+        self,
+        draft: Any,
+        normed: torch.Tensor,
+        previous: torch.Tensor,
+        losses: BlockLosses,
+        is_judged: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the differentiable loss of blocks, and their sums [num_sums]."""
+
+    def ratios(self, sums: Sequence[float]) -> dict[str, float]:
+        """Turn the sums of all blocks into what is logged."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some blocks of a batch. Shapes: normed [c, K, D], previous [c, K]: the true token before each one
-    that is predicted; the plan is that of these blocks, ``last`` [R, D] the batch's."""
+    """Some blocks of a batch. Shapes: normed [c, K, D]; previous [c, K], the true token before each one that
+    is predicted; ``plan`` is that of these blocks, ``last`` [R, D] the batch's."""
 
     normed: torch.Tensor
     previous: torch.Tensor
@@ -42,52 +63,52 @@ class BlockObjective(AutogradObjective):
 
     def __init__(
         self,
-        draft: BlockDraft,
+        draft: Any,
         judge: BlockJudge,
         mix: LossMix,
         dtype: torch.dtype,
         device: torch.device,
+        further: FurtherLoss | None = None,
         make_attend: MakeAttend = PlainBlockAttention,
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
         super().__init__(draft, (), dtype, device)
-        self.draft, self.judge, self.mix = draft, judge, mix
+        self.draft, self.judge, self.mix, self.further = draft, judge, mix, further
         self.make_attend = make_attend
-        self.num_predictions = draft.config.num_predictions
+        self.num_predictions: int = draft.config.num_predictions
         self.chunk_blocks = max(1, chunk_rows // self.num_predictions)
 
     @property
-    def num_extra_sums(self) -> int:
-        """Sums of the kind's own, which stand before the last one."""
-        return 0
+    def num_sums(self) -> int:
+        return 2 + 3 * self.num_predictions + (self.further.num_sums if self.further else 0)
 
     @property
-    def num_sums(self) -> int:
-        return 2 + 3 * self.num_predictions + self.num_extra_sums
+    def needs_distribution(self) -> bool:
+        return self.mix.needs_distribution or self.further is not None
 
-    def backward(self, batch: PackedBatch[BlockPlan]) -> torch.Tensor:
+    def backward(self, batch: Batch) -> torch.Tensor:
         """Add the gradients of the batch's summed loss; return its sums, fp64 [num_sums]."""
         with self.autocast():
             loss, sums = self.run(batch, batch.plan)
-        if batch.plan.num_supervised:
-            loss.backward()
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
         return sums
 
     @torch.no_grad()
-    def measure(self, batch: PackedBatch[BlockPlan], num_draft_tokens: int) -> tuple[torch.Tensor, Rounds]:
+    def measure(self, batch: Batch, num_draft_tokens: int) -> tuple[torch.Tensor, Rounds]:
         """Return the sums of the planned blocks, and what a round at every position would accept."""
         with self.autocast():
             _, sums = self.run(batch, batch.plan)
         return sums, self.rounds(batch, num_draft_tokens)
 
     @torch.no_grad()
-    def rounds(self, batch: PackedBatch[BlockPlan], num_draft_tokens: int) -> Rounds:
+    def rounds(self, batch: Batch, num_draft_tokens: int) -> Rounds:
         """Say what a round at every position at which serving could start one would accept."""
         plan = batch.plan.of_rounds(self.num_predictions)
         accepted = [torch.zeros(0, dtype=torch.long, device=batch.tokens.device)]
         with self.autocast():
             context = self.draft.context(batch.aux, batch.positions)
-            for part in parts_of(plan, _CHUNK_BLOCKS):
+            for part in _parts(plan, _CHUNK_BLOCKS):
                 normed = self.blocks(batch, part, context)
                 for chunk in self.chunks(batch, part, normed):
                     targets = self.judge.targets(chunk.last, chunk.plan, self.num_predictions, False)
@@ -97,22 +118,18 @@ class BlockObjective(AutogradObjective):
         most = torch.cat(accepted).clamp(max=num_draft_tokens)
         return Rounds(plan.anchors, most, plan.depths.clamp(max=num_draft_tokens))
 
-    def run(self, batch: PackedBatch[BlockPlan], plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, batch: Batch, plan: BlockPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the differentiable loss of the plan's blocks, and all sums."""
         total = torch.zeros((), device=batch.tokens.device)
         sums = torch.zeros(self.num_sums, dtype=torch.float64, device=batch.tokens.device)
         if len(plan.spans):
             normed = self.blocks(batch, plan, self.draft.context(batch.aux, batch.positions))
-            for chunk in self.chunks(batch, plan, normed):
-                loss, part = self.hold(chunk)
-                total, sums = total + loss, sums + part
+            total, sums = self.hold(batch, plan, normed)
         sums[0] = total.detach()
         sums[-1] = plan.num_supervised
         return total, sums
 
-    def blocks(
-        self, batch: PackedBatch[BlockPlan], plan: BlockPlan, context: Sequence[KeysValues]
-    ) -> torch.Tensor:
+    def blocks(self, batch: Batch, plan: BlockPlan, context: Sequence[KeysValues]) -> torch.Tensor:
         """Return the normed hidden states [n, K, D] of the slots that predict."""
         positions = batch.positions[plan.anchors]
         places = BlockPlaces(batch.documents, batch.positions, batch.documents[plan.anchors], positions)
@@ -120,64 +137,63 @@ class BlockObjective(AutogradObjective):
         normed: torch.Tensor = self.draft(batch.tokens[plan.anchors], positions, context, attend)
         return normed
 
-    def chunks(self, batch: PackedBatch[BlockPlan], plan: BlockPlan, normed: torch.Tensor) -> Iterator[Chunk]:
+    def previous(self, batch: Batch, plan: BlockPlan) -> torch.Tensor:
+        """Return the true token before each one that is predicted, [n, K]."""
         places = torch.arange(self.num_predictions, device=batch.tokens.device)
-        previous = batch.tokens[(plan.anchors[:, None] + places).clamp(max=len(batch.tokens) - 1)]
+        return batch.tokens[(plan.anchors[:, None] + places).clamp(max=len(batch.tokens) - 1)]
+
+    def chunks(self, batch: Batch, plan: BlockPlan, normed: torch.Tensor) -> Iterator[Chunk]:
+        previous = self.previous(batch, plan)
         for start in range(0, len(normed), self.chunk_blocks):
             here = slice(start, start + self.chunk_blocks)
             yield Chunk(normed[here], previous[here], plan.part(here), batch.last)
 
-    def hold(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a chunk's differentiable loss and its sums."""
-        again = chunk.normed.requires_grad
-        return _again(self._hold, chunk) if again else self._hold(chunk)
+    def hold(self, batch: Batch, plan: BlockPlan, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the differentiable loss of blocks with these hidden states, and their sums."""
+        total = torch.zeros((), device=normed.device)
+        sums = torch.zeros(self.num_sums, dtype=torch.float64, device=normed.device)
+        for chunk in self.chunks(batch, plan, normed):
+            loss, part = _again(self._hold, chunk) if normed.requires_grad else self._hold(chunk)
+            total, sums = total + loss, sums + part
+        return total, sums
 
     def _hold(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
         targets = self.judge.targets(chunk.last, chunk.plan, self.num_predictions, self.needs_distribution)
         losses = block_losses(self.draft.block_logits(chunk.normed, chunk.previous), targets, self.mix)
-        extra_loss, extra = self.further(chunk, losses, targets.is_judged)
-        sums = self.pack(losses, targets.label, targets.is_judged, targets.is_labeled, extra)
-        return losses.loss + extra_loss, sums
+        return self.sums_of(chunk.normed, chunk.previous, losses, targets)
 
-    @property
-    def needs_distribution(self) -> bool:
-        return self.mix.needs_distribution
-
-    def further(
-        self, chunk: Chunk, losses: BlockLosses, is_judged: torch.Tensor
+    def sums_of(
+        self, normed: torch.Tensor, previous: torch.Tensor, losses: BlockLosses, targets: BlockTargets
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the kind's further loss of a chunk, and its own sums [num_extra_sums]."""
-        return losses.loss.new_zeros(()), losses.loss.new_zeros(0)
-
-    def pack(
-        self,
-        losses: BlockLosses,
-        label: torch.Tensor,
-        is_judged: torch.Tensor,
-        is_labeled: torch.Tensor,
-        extra: torch.Tensor,
-    ) -> torch.Tensor:
-        """Put a chunk's sums into one vector: 0 for the loss, CE, agreed, judged by prediction, the rest."""
-        accepted = first_disagreement(is_labeled & (losses.best == label), is_judged)
-        places = torch.arange(self.num_predictions, device=label.device)
-        ce = losses.ce.masked_fill(~is_labeled, 0.0).sum(0)
+        """Return the whole loss of some blocks, and their sums: 0 for the loss, then CE, agreed and judged by
+        prediction, then the kind's own, then 0 for the supervised predictions."""
+        loss, own = losses.loss, losses.loss.new_zeros(0)
+        if self.further:
+            more, own = self.further(self.draft, normed, previous, losses, targets.is_judged)
+            loss = loss + more
+        agrees = targets.is_labeled & (losses.best == targets.label)
+        accepted = first_disagreement(agrees, targets.is_judged)
+        places = torch.arange(self.num_predictions, device=normed.device)
+        ce = losses.ce.masked_fill(~targets.is_labeled, 0.0).sum(0)
         agreed = (accepted[:, None] > places).sum(0)
         zero = ce.new_zeros(1)
-        parts = (zero, ce, agreed, is_judged.sum(0), extra.detach(), zero)
-        return torch.cat([part.double() for part in parts])
+        parts = (zero, ce, agreed, targets.is_judged.sum(0), own.detach(), zero)
+        return loss, torch.cat([part.double() for part in parts])
 
     def ratios(self, sums: Sequence[float]) -> dict[str, float | list[float]]:
         """Return the loss per supervised prediction, prefix-joint agreement and CE by prediction."""
         k = self.num_predictions
         ce, agreed, judged = (sums[1 + i * k : 1 + (i + 1) * k] for i in range(3))
+        own = self.further.ratios(sums[1 + 3 * k : -1]) if self.further else {}
         return {
             "loss": sums[0] / max(1, sums[-1]),
             "agreement": [a / max(1, j) for a, j in zip(agreed, judged, strict=True)],
             "cross_entropy": [c / max(1, j) for c, j in zip(ce, judged, strict=True)],
+            **own,
         }
 
 
-def parts_of(plan: BlockPlan, num_blocks: int) -> Iterator[BlockPlan]:
+def _parts(plan: BlockPlan, num_blocks: int) -> Iterator[BlockPlan]:
     for start in range(0, len(plan.spans), num_blocks):
         yield plan.part(slice(start, start + num_blocks))
 

@@ -7,14 +7,14 @@ import torch
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.base import Drafter, Objective
-from eyas.drafters.common.block_drafter import BlockDrafter, describe
-from eyas.drafters.common.block_judge import BlockJudge
-from eyas.drafters.common.block_objective import BlockObjective
+from eyas.drafters.common.block_drafter import BlockDrafter, describe, make_block_objective
 from eyas.drafters.dflash.config import DFlashConfig, config_for, mix_of
 from eyas.drafters.dflash.model import DFlashDraft
 from eyas.drafters.dflash.settings import Settings
 from eyas.targets.teacher import TeacherHead
 from eyas.types import TargetSpec
+
+_TITLES = {"d-pace": "cross-entropy with D-PACE weights", "ce": "cross-entropy", "kl": "KL"}
 
 
 class DFlash(BlockDrafter):
@@ -33,9 +33,7 @@ class DFlash(BlockDrafter):
         return DFlashDraft(config)
 
     def describe_training(self, settings: Settings) -> str:
-        loss = {"d-pace": "cross-entropy with D-PACE weights", "ce": "cross-entropy", "kl": "KL"}[
-            settings.loss
-        ]
+        loss = _TITLES[settings.loss]
         return describe(settings, loss)
 
     def objective(
@@ -49,8 +47,7 @@ class DFlash(BlockDrafter):
         device: torch.device,
         sharded: bool,
     ) -> Objective:
-        judge = BlockJudge(teacher, target_ids)
-        return BlockObjective(draft, judge, mix_of(settings), dtype, device)
+        return make_block_objective(draft, teacher, target_ids, mix_of(settings), dtype, device, sharded)
 
 
 DRAFTER: Drafter = DFlash()

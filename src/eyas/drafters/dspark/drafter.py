@@ -7,11 +7,10 @@ import torch
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.base import Drafter, Objective
-from eyas.drafters.common.block_drafter import BlockDrafter, describe
-from eyas.drafters.common.block_judge import BlockJudge
+from eyas.drafters.common.block_drafter import BlockDrafter, describe, make_block_objective
 from eyas.drafters.dspark.config import DSparkConfig, config_for, mix_of
 from eyas.drafters.dspark.model import TABLES, DSparkDraft
-from eyas.drafters.dspark.objective import DSparkObjective
+from eyas.drafters.dspark.objective import ConfidenceLoss
 from eyas.drafters.dspark.settings import Settings
 from eyas.targets.teacher import TeacherHead
 from eyas.types import TargetSpec
@@ -48,9 +47,9 @@ class DSpark(BlockDrafter):
         device: torch.device,
         sharded: bool,
     ) -> Objective:
-        judge = BlockJudge(teacher, target_ids)
-        return DSparkObjective(
-            draft, judge, mix_of(settings), dtype, device, confidence_weight=settings.confidence_weight
+        further = ConfidenceLoss(settings.confidence_weight, settings.gamma)
+        return make_block_objective(
+            draft, teacher, target_ids, mix_of(settings), dtype, device, sharded, further
         )
 
 

@@ -44,6 +44,9 @@ class DSparkDraft(BlockDraft):
         bias: torch.Tensor = self.markov_head.markov_w2(self.transition(previous))
         return super().block_logits(normed, previous) + bias * self.config.logit_scale
 
+    def bias_parts(self, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.transition(previous), self.markov_head.markov_w2.weight
+
     def transition(self, previous: torch.Tensor) -> torch.Tensor:
         """Return the Markov head's state [..., r] behind the tokens ``previous`` [...]."""
         out: torch.Tensor = self.markov_head.markov_w1(previous)

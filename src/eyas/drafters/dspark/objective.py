@@ -1,55 +1,50 @@
-"""The objective of a DSpark draft: its losses, and the confidence head's with its calibration."""
+"""What the confidence head of a DSpark draft is held to, and how well it is calibrated."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from eyas.drafters.common.block_loss import BlockLosses, fixed_weights
-from eyas.drafters.common.block_objective import BlockObjective, Chunk
 from eyas.drafters.dspark.model import DSparkDraft
 
 # Bins of equal width in which confidence is compared with the chance of acceptance.
 _NUM_BINS = 10
 
 
-class DSparkObjective(BlockObjective):
-    """``confidence_weight`` weighs the confidence's loss; its target is the overlap sum_v min(p, q)."""
+@dataclass(frozen=True)
+class ConfidenceLoss:
+    """Cross-entropy with the overlap sum_v min(p, q), the chance that speculative sampling accepts.
 
-    draft: DSparkDraft
+    ``weight`` weighs it; prediction j weighs exp(-j / gamma) of that.
+    """
 
-    def __init__(self, *arguments: Any, confidence_weight: float, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.confidence_weight = confidence_weight
+    weight: float
+    gamma: float
+    num_sums: int = 3 * _NUM_BINS
 
-    @property
-    def num_extra_sums(self) -> int:
-        return 3 * _NUM_BINS
-
-    @property
-    def needs_distribution(self) -> bool:
-        return True
-
-    def further(
-        self, chunk: Chunk, losses: BlockLosses, is_judged: torch.Tensor
+    def __call__(
+        self,
+        draft: DSparkDraft,
+        normed: torch.Tensor,
+        previous: torch.Tensor,
+        losses: BlockLosses,
+        is_judged: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.draft.confidence(chunk.normed, self.draft.transition(chunk.previous))
+        logits = draft.confidence(normed, draft.transition(previous))
         overlap = losses.overlap.float().clamp(0, 1)
-        weights = fixed_weights(self.num_predictions, self.mix.gamma, logits.device).expand_as(logits)
+        weights = fixed_weights(logits.shape[1], self.gamma, logits.device)
         of_each = F.binary_cross_entropy_with_logits(logits, overlap, reduction="none")
-        loss = self.confidence_weight * (weights * of_each).masked_fill(~is_judged, 0.0).sum()
+        loss = self.weight * (weights * of_each).masked_fill(~is_judged, 0.0).sum()
         return loss, calibration_sums(logits.detach().sigmoid(), overlap, is_judged)
 
-    def ratios(self, sums: Sequence[float]) -> dict[str, float | list[float]]:
-        """Add mean confidence and overlap, and the confidence's expected calibration error."""
-        counts, confidences, overlaps = (
-            sums[len(sums) - 1 - (3 - i) * _NUM_BINS : len(sums) - 1 - (2 - i) * _NUM_BINS] for i in range(3)
-        )
+    def ratios(self, sums: Sequence[float]) -> dict[str, float]:
+        """Return mean confidence, mean overlap, and the confidence's expected calibration error."""
+        counts, confidences, overlaps = (sums[i * _NUM_BINS : (i + 1) * _NUM_BINS] for i in range(3))
         num = max(1, sum(counts))
         gaps = (abs(c - o) for c, o in zip(confidences, overlaps, strict=True))
         return {
-            **super().ratios(sums),
             "confidence": sum(confidences) / num,
             "overlap": sum(overlaps) / num,
             "confidence_error": sum(gaps) / num,
@@ -59,7 +54,7 @@ class DSparkObjective(BlockObjective):
 def calibration_sums(
     confidence: torch.Tensor, overlap: torch.Tensor, is_judged: torch.Tensor
 ) -> torch.Tensor:
-    """Return count, sum of confidence and sum of overlap of each bin of confidence, [3 bins] fp64."""
+    """Return count, sum of confidence and sum of overlap of each bin of confidence, fp64 [3 bins]."""
     bins = (confidence * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
     out = torch.zeros(3, _NUM_BINS, dtype=torch.float64, device=confidence.device)
     judged = is_judged.double()
