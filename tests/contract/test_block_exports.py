@@ -122,10 +122,9 @@ def test_keys_of_causality_that_disagree_fail_the_verification(tmp_path: Path) -
     draft, folder = export(tmp_path / "draft", "dflash")
     change(folder, "dflash_config", "causal", value=False)
     exporter = registry.resolve(registry.EXPORTERS, "native", "export format")("dflash")
-    with pytest.raises(ContractError, match="is_causal and dflash_config.causal"):
-        exporter.verify(
-            folder, draft, VocabMap(torch.arange(61).numpy(), 61), torch.zeros(1, 3, 32), torch.ones(1).long()
-        )
+    vocab = VocabMap(torch.arange(61).numpy(), 61)
+    with pytest.raises(ContractError, match=r"is_causal and dflash_config\.causal"):
+        exporter.verify(folder, draft, vocab, torch.zeros(1, 3, 32), torch.ones(1).long())
 
 
 def test_a_draft_whose_layers_differ_is_refused(tmp_path: Path) -> None:
