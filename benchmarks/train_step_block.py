@@ -4,10 +4,11 @@
     python benchmarks/train_step_block.py dflash --peer                  # the same work in speculators 0.9
     python benchmarks/train_step_block.py dflash dspark --small          # a shape for a CPU
 
-A step has ``--rows`` slots (512 blocks of 16, 1168 of 7) over 16 documents of 1024 tokens whose last half is
-an answer. ``--peer`` gives speculators' own model the same anchors, tokens and loss; its masters are fp32
-under autocast, its frozen weights bf16. Data is random. Prints a JSON line for each kind; run each path in a
-process of its own, for its peak memory.
+A step has ``--rows`` slots (512 blocks of 16, 1168 of 7) over 16 documents of 1024 tokens whose last half, but
+for 16 tokens, is an answer. ``--peer`` gives speculators' own model the same anchors, tokens and loss; its
+masters are fp32 under autocast, its frozen weights bf16. Where libraries are missing that it imports and a step
+does not use (datasets, openai, wandb), empty modules of these names do. Data is random. Prints a JSON line for
+each kind; run each path in a process of its own, for its peak memory.
 """
 
 import argparse
@@ -64,12 +65,13 @@ def spec_of(shape: dict[str, int]) -> TargetSpec:
 
 
 def make_states(shape: dict[str, int], length: int, seed: int) -> list[HiddenStates]:
-    """Return documents whose last half is the assistant's; states are rows of a pool in random order."""
+    """Return documents whose last half is the assistant's; states are rows of a pool."""
     generator = np.random.default_rng(seed)
     pool = torch.randn(4096, shape["D"]).bfloat16()
     states = []
     for document in range(DOCUMENTS):
-        mask = np.arange(length) >= length // 2
+        # speculators takes no anchor whose block would reach beyond the packed row.
+        mask = (np.arange(length) >= length // 2) & (np.arange(length) < length - 16)
         ids = generator.integers(2, shape["V"], length).astype(np.int32)
         aux = pool[torch.from_numpy(generator.integers(0, len(pool), (length, shape["aux"])))]
         last = pool[torch.from_numpy(generator.integers(0, len(pool), length))]
@@ -153,7 +155,8 @@ def peer_step(
         from speculators.models.dspark.core import DSparkDraftModel as Model
 
         further, loss = {"markov_rank": settings.markov_rank}, '{"ce": 0.1, "tv": 0.9}'
-        named = {"gamma": settings.gamma}
+        tv_loss = resolve_loss_config("tv", args.peer_loss)["tv"][0]
+        named = {"gamma": settings.gamma, "tv_loss_fn": tv_loss}
     layer = Qwen3Config(
         hidden_size=shape["D"],
         intermediate_size=shape["I"],

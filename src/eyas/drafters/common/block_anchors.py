@@ -40,7 +40,16 @@ class BlockPlan:
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "BlockPlan":
         """Return the plan with every tensor changed: moved, or pinned."""
-        return BlockPlan(*(change(t) for t in self.tensors()), self.num_supervised, self.spans)
+        return BlockPlan(
+            change(self.anchors),
+            change(self.teachers),
+            change(self.depths),
+            change(self.supervised),
+            change(self.startable),
+            change(self.runs),
+            self.num_supervised,
+            self.spans,
+        )
 
     def of_rounds(self, num_predictions: int) -> "BlockPlan":
         """Return the plan of a block at every position at which serving could start a round."""

@@ -41,7 +41,7 @@ class FastBlockObjective(BlockObjective):
             copies = self.draft.trainable()
             self.copies = {p: copies[name] for name, p in draft.trainable().items()}
             for master, copy in self.copies.items():
-                copy.register_post_accumulate_grad_hook(_Add(master))  # type: ignore[attr-defined]
+                copy.register_post_accumulate_grad_hook(_Add(master))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -55,7 +55,7 @@ class FastBlockObjective(BlockObjective):
 
     def hold(self, batch: Batch, plan: BlockPlan, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         previous = self.previous(batch, plan)
-        bias = self.draft.bias_parts(previous)
+        transition, markov = self.draft.bias_parts(previous)
         job = Job(
             head=self.judge.rows,
             scale=self.draft.config.logit_scale,
@@ -65,7 +65,7 @@ class FastBlockObjective(BlockObjective):
             ),
             chunk_blocks=self.chunk_blocks,
         )
-        losses, targets = chunked_losses(normed, *bias, job)
+        losses, targets = chunked_losses(normed, transition, markov, job)
         return self.sums_of(normed, previous, losses, targets)
 
 

@@ -44,7 +44,9 @@ class FlexBlockAttention:
 
 @cache
 def _flex(compiled: bool) -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    if not compiled:
+        return flex_attention
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def tile_mask(config: BlockConfig, places: BlockPlaces, own_start: int) -> BlockMask:

@@ -75,7 +75,7 @@ def shape_of(config: Mapping[str, Any], num_aux_layers: int) -> dict[str, Any]:
         rope["rope_type"] = rope.pop("type")
     rope = {"rope_type": "default", "rope_theta": float(inside.get("rope_theta") or 10000.0), **rope}
     layers = _layers(config)
-    mask = dflash.get("mask_token_id", config.get("mask_token_id"))
+    mask = dflash["mask_token_id"] if "mask_token_id" in dflash else config["mask_token_id"]
     return {
         "hidden_size": width,
         "num_aux_layers": num_aux_layers,
@@ -157,13 +157,15 @@ def _layers(config: Mapping[str, Any]) -> list[tuple[int | None, bool]]:
 
 def _window_of(inside: Mapping[str, Any], dflash: Mapping[str, Any], layer: int) -> int | None:
     """As vLLM decides: ``use_swa`` makes every layer slide unless some layer's type says so already."""
-    types = inside.get("layer_types")
-    any_slides = bool(types) and _SLIDING in types
+    types = list(inside.get("layer_types") or ())
+    any_slides = _SLIDING in types
     if not types or (dflash.get("use_swa") and not any_slides):
         slides = bool(dflash.get("use_swa"))
     else:
         slides = types[layer] == _SLIDING
-    return int(dflash.get("swa_window_size", inside.get("sliding_window"))) if slides else None
+    if not slides:
+        return None
+    return int(dflash["swa_window_size"] if "swa_window_size" in dflash else inside["sliding_window"])
 
 
 def _is_causal(
@@ -176,5 +178,5 @@ def _is_causal(
         return not config.get("sliding_window_non_causal", True)
     if dflash.get("causal") is not None:
         return bool(dflash["causal"])
-    types = inside.get("layer_types")
+    types = list(inside.get("layer_types") or ())
     return bool(types) and types[layer] == _SLIDING

@@ -31,7 +31,8 @@ MakeAttend = Callable[[BlockConfig, BlockPlaces], BlockAttend]
 class FurtherLoss(Protocol):
     """What a kind is held to besides its logits. It needs the teacher's distribution."""
 
-    num_sums: int
+    @property
+    def num_sums(self) -> int: ...
 
     def __call__(
         self,
@@ -91,7 +92,7 @@ class BlockObjective(AutogradObjective):
         with self.autocast():
             loss, sums = self.run(batch, batch.plan)
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return sums
 
     @torch.no_grad()
