@@ -218,7 +218,7 @@ def load_batch(
 def unroll(run: Trainer, batch: PackedBatch) -> UnrollResult:
     if not isinstance(run.objective, FusedObjective):
         return run_unroll(run.draft, run.teacher, run.target_ids, batch, 1.0)
-    targets = teacher_targets(run.teacher, batch.last, run.target_ids, run.vocab.is_full)
+    targets = teacher_targets(run.teacher, batch.last, run.target_ids, run.vocab.is_full, False)
     return run.objective.unroll.run(batch, targets, run.target_ids, 1.0, "kl", with_gradients=False)
 
 

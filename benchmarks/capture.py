@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from eyas.capture.capture_checks import check_states
-from eyas.capture.checked_writer import Check, CheckedShardWriter
+from eyas.capture.checked_writer import Check, CheckedShardWriter, capture_into
 from eyas.capture.final_state_check import FinalStateCheck
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling
@@ -134,21 +134,17 @@ def capture_to_disk(
     bounds = plan_shards([len(s) for s in samples], spec.bytes_per_token, options.shard_bytes)
     shards = {n: samples[a:b] for n, (a, b) in enumerate(itertools.pairwise(bounds))}
     started = time.perf_counter()
-    shelf = CheckedShardWriter(ShardWriter(folder, StoreManifest(spec, "benchmark", bounds)), check, 0)
-    try:
-        for item in engine.capture(shelf.feed(shards.items())):
-            shelf.put(item)
-        last_state = time.perf_counter()
-        shelf.finish()
-    finally:
-        shelf.close()
+    store = ShardWriter(folder, StoreManifest(spec, "benchmark", bounds))
+    with CheckedShardWriter(store, check, 0) as writer:
+        for _ in capture_into(writer, engine, shards.items()):
+            last_state = time.perf_counter()
     ended = time.perf_counter()
     shutil.rmtree(folder)
     return {
         "seconds": ended - started,
         "tail_s": ended - last_state,
-        "blocked_s": shelf.blocked_s,
-        "bytes": shelf.written_bytes,
+        "blocked_s": writer.blocked_s,
+        "bytes": writer.written_bytes,
     }
 
 

@@ -30,7 +30,7 @@ from capture_tp import EXPERTS, SHAPES, write_config, write_weights
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from eyas.stages.stage_records import read_record
+from eyas.run_folder import read_record
 
 
 def main() -> None:

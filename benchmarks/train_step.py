@@ -108,6 +108,11 @@ def step_flops(batch: PackedBatch, shape: dict[str, int]) -> float:
     return total + 3.5 * 4 * q * seen
 
 
+def share_in_draft(teacher: TeacherHead, last: torch.Tensor, target_ids: torch.Tensor) -> float:
+    """Return the share of rows whose argmax the draft vocabulary holds."""
+    return float(teacher_targets(teacher, last, target_ids, False, False).in_draft.float().mean())
+
+
 def time_steps(step: Callable[[int], None], warmup: int, repeat: int, device: torch.device) -> list[float]:
     for i in range(warmup):
         step(i)
@@ -199,7 +204,7 @@ def main() -> None:
                     result = run_unroll(draft, teacher, target_ids, batch, 0.8, args.loss, args.recompute)
                 result.loss.backward()
             else:
-                targets = teacher_targets(teacher, batch.last, target_ids, False)
+                targets = teacher_targets(teacher, batch.last, target_ids, False, args.loss != "kl")
                 runner.weights.start()
                 result = runner.run(batch, targets, target_ids, 0.8, args.loss)
                 runner.weights.finish()
@@ -227,7 +232,9 @@ def main() -> None:
             "tflop": round(flops / 1e12, 2),
             "tflops": round(flops / median / 1e12, 1),
             "in_draft": float(
-                teacher_targets(teacher, batches[0].last[:256], target_ids, False).in_draft.float().mean()
+                teacher_targets(teacher, batches[0].last[:256], target_ids, False, False)
+                .in_draft.float()
+                .mean()
             ),
         }
         if is_cuda:

@@ -1,20 +1,16 @@
 """The command line: verbs become stages, errors become two lines. Imports nothing heavy before it must."""
 
-import signal
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from eyas import commands
 from eyas.config.flags import EXTRACT_FLAGS
-from eyas.errors import EyasError, did_you_mean
-from eyas.progress import say
+from eyas.errors import did_you_mean
+from eyas.guard import guarded, show_error
 
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "
@@ -48,7 +44,7 @@ class _Group(click.Group):
         except click.UsageError as error:
             what = error.format_message().rstrip(".")
             where = error.ctx.command_path if error.ctx else "eyas"
-            _show(False, what[:1].lower() + what[1:], f"{where} --help")
+            show_error(False, what[:1].lower() + what[1:], f"{where} --help")
             sys.exit(error.exit_code)
         except click.Abort:
             sys.exit(130)
@@ -106,7 +102,7 @@ def _add_stage(name: str, summary: str, example: str) -> None:
         "--fresh", is_flag=True, help="redo what was written before, instead of refusing or keeping it"
     )
     def command(debug: bool, **arguments: Any) -> None:
-        _guarded(debug, commands.run_stage, name, **arguments)
+        guarded(debug, commands.run_stage, name, **arguments)
 
     for option in _OPTIONS.get(name, []):
         option(command)
@@ -173,7 +169,7 @@ def serve(debug: bool, **arguments: Any) -> None:
 
     Further arguments go to the engine as they are, e.g. --max-model-len 8192.
     """
-    _guarded(debug, commands.serve, **arguments)
+    guarded(debug, commands.serve, **arguments)
 
 
 @cli.command(
@@ -185,7 +181,7 @@ def serve(debug: bool, **arguments: Any) -> None:
 @click.option("--port", default=8000, show_default=True, help="port to listen at")
 def serve_capture(debug: bool, **arguments: Any) -> None:
     """Start a vLLM server that captures for eyas extract --endpoint."""
-    _guarded(debug, commands.serve_capture, **arguments)
+    guarded(debug, commands.serve_capture, **arguments)
 
 
 for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
@@ -204,7 +200,7 @@ for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
 @_debug
 def init(debug: bool, **arguments: Any) -> None:
     """Write a commented run file; asks on a terminal for what is not given."""
-    _guarded(debug, commands.init, **arguments)
+    guarded(debug, commands.init, **arguments)
 
 
 @cli.command(epilog=_example("eyas plan -c recipes/kimi-k2.5.yaml --rate extract=2280 --json"))
@@ -228,7 +224,7 @@ def init(debug: bool, **arguments: Any) -> None:
               help="measure rates with a short run  [default: for targets up to 2 GiB]")  # fmt: skip
 def plan(debug: bool, **arguments: Any) -> None:
     """Say what a run would do: tokens, disk, memory, and the time of each stage with its basis."""
-    _guarded(debug, commands.plan, **arguments)
+    guarded(debug, commands.plan, **arguments)
 
 
 @cli.command(epilog=_example("eyas doctor -c run.yaml"))
@@ -236,7 +232,7 @@ def plan(debug: bool, **arguments: Any) -> None:
 @_json
 def doctor(debug: bool, **arguments: Any) -> None:
     """Look for what would stop a run: versions, devices, disk, the target. Exit code 1 for a problem."""
-    _guarded(debug, commands.doctor, **arguments)
+    guarded(debug, commands.doctor, **arguments)
 
 
 @cli.command(epilog=_example("eyas status -c run.yaml --json"))
@@ -244,7 +240,7 @@ def doctor(debug: bool, **arguments: Any) -> None:
 @_json
 def status(debug: bool, **arguments: Any) -> None:
     """Show how far a run is and what works on it."""
-    _guarded(debug, commands.status, **arguments)
+    guarded(debug, commands.status, **arguments)
 
 
 @cli.command(epilog=_example("eyas logs -c run.yaml --follow"))
@@ -261,14 +257,14 @@ def status(debug: bool, **arguments: Any) -> None:
 @click.option("-f", "--follow", is_flag=True, help="go on until the run ends")  # fmt: skip
 def logs(debug: bool, **arguments: Any) -> None:
     """Show the log of a detached run."""
-    _guarded(debug, commands.logs, **arguments)
+    guarded(debug, commands.logs, **arguments)
 
 
 @cli.command(epilog=_example("eyas stop -c run.yaml"))
 @_on_a_run
 def stop(debug: bool, **arguments: Any) -> None:
     """Interrupt the process that works on a run; eyas run goes on where it was."""
-    _guarded(debug, commands.stop, **arguments)
+    guarded(debug, commands.stop, **arguments)
 
 
 @cli.command(epilog=_example("eyas compare runs/a runs/b -o compared.html"))
@@ -278,7 +274,7 @@ def stop(debug: bool, **arguments: Any) -> None:
 @_debug
 def compare(debug: bool, **arguments: Any) -> None:
     """Put finished runs side by side: figures, settings that differ, curves. RUN is a run folder."""
-    _guarded(debug, commands.compare, **arguments)
+    guarded(debug, commands.compare, **arguments)
 
 
 @cli.group(epilog=_example("eyas inspect prepared -c run.yaml"))
@@ -292,7 +288,7 @@ def inspect() -> None:
 @click.option("--id", "sample_id", help="show this sample")
 def inspect_prepared(debug: bool, **arguments: Any) -> None:
     """Show figures of the tokenized data, and samples with what is trained on highlighted."""
-    _guarded(debug, commands.inspect_prepared, **arguments)
+    guarded(debug, commands.inspect_prepared, **arguments)
 
 
 @inspect.command("states", epilog=_example("eyas inspect states -c run.yaml --verify"))
@@ -300,7 +296,7 @@ def inspect_prepared(debug: bool, **arguments: Any) -> None:
 @click.option("--verify", is_flag=True, help="only check every shard against its checksum")
 def inspect_states(debug: bool, **arguments: Any) -> None:
     """Show figures of the hidden states by layer, and their histograms as a page; or verify every byte."""
-    _guarded(debug, commands.inspect_states, **arguments)
+    guarded(debug, commands.inspect_states, **arguments)
 
 
 @cli.command("config", epilog=_example("eyas config -c run.yaml"))
@@ -309,7 +305,7 @@ def inspect_states(debug: bool, **arguments: Any) -> None:
 @click.option("--markdown", is_flag=True, help="print the reference of all settings as a page")
 def show_config(debug: bool, **arguments: Any) -> None:
     """Show the resolved configuration, each value with its origin."""
-    _guarded(debug, commands.show_config, **arguments)
+    guarded(debug, commands.show_config, **arguments)
 
 
 @cli.command(epilog=_example("eyas completion bash >> ~/.bashrc"))
@@ -324,74 +320,6 @@ def completion(shell: str) -> None:
     click.echo(
         script.source_template % script.source_vars()
     )  # source() would start the shell to ask its version
-
-
-def _guarded(debug: bool, function: Callable[..., None], *arguments: Any, **named: Any) -> None:
-    """Run a command; show an error as what and hint, and exit with its code."""
-    with _interruptible() as interrupts:
-        try:
-            function(*arguments, **named)
-        except KeyboardInterrupt:
-            _leave_interrupted()
-        except Exception as error:
-            # Ctrl-C in a terminal reaches the engine's processes too, and their end may be seen first.
-            if interrupts:
-                if debug:
-                    traceback.print_exc()
-                _leave_interrupted()
-            if isinstance(error, EyasError):
-                _show(debug, error.what, error.hint)
-                sys.exit(error.exit_code)
-            if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
-                sys.stderr.close()
-                sys.exit(1)
-            if isinstance(error, OSError):
-                hint = "complete work is kept; mend the cause and run the same command again"
-                _show(debug, str(error), hint)
-                sys.exit(1)
-            said = f": {' '.join(str(error).split())}" if str(error) else ""
-            hint = "this should not happen; please report what the command says with --debug"
-            _show(debug, f"{type(error).__name__}{said}", hint)
-            sys.exit(1)
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Let SIGTERM, a scheduler's or eyas stop's, end a command as Ctrl-C does: workers closed, work kept.
-
-    Yields the signals that have come.
-    """
-    came: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        came.append(number)
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, interrupt)
-    if before[signal.SIGINT] is signal.default_int_handler:  # not where a shell has it ignored
-        signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave_interrupted() -> NoReturn:
-    say("interrupted; the same command goes on from here")  # of several ranks, the first
-    sys.exit(130)
-
-
-def _show(debug: bool, what: str, hint: str | None) -> None:
-    if debug:
-        traceback.print_exc()
-    click.echo(f"error: {what}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
 
 
 def main() -> None:

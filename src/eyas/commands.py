@@ -1,4 +1,8 @@
-"""What each command does once its arguments are read; what it needs is imported when it runs."""
+"""What each command does once its arguments are read.
+
+A verb and what it stands on (torch, transformers) take seconds to import. They are imported when a command
+runs, after its settings have been read: help, completion and a wrong setting answer at once.
+"""
 
 import json
 import sys
@@ -23,7 +27,8 @@ def run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bo
 
         check_repository(push)
     loaded = load_config(path, settings)
-    from eyas.stages.run import check_settings, run, run_stage
+    from eyas.stages.check_settings import check_settings
+    from eyas.stages.run import run, run_stage
     from eyas.stages.run_context import RunContext
 
     context = RunContext(loaded, fresh)

@@ -5,9 +5,12 @@ the same way, and so does the index of transformers' ``hidden_states`` (except t
 taken after the final norm). Every other convention is converted here, by name, at the boundary.
 """
 
+import re
 from collections.abc import Sequence
 
-from eyas.errors import UserError
+from eyas.errors import UserError, did_you_mean
+
+CONVENTIONS = ("eyas", "output-of")  # that people may name on the command line
 
 
 def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
@@ -46,6 +49,27 @@ def check_aux_layer_ids(ids: Sequence[int], num_layers: int) -> tuple[int, ...]:
 def from_output_of(ids: Sequence[int]) -> tuple[int, ...]:
     """Convert "output of 0-based layer i" (SpecForge, TorchSpec, older speculators) to our ids."""
     return tuple(i + 1 for i in ids)
+
+
+def check_convention(convention: str) -> None:
+    """Raises: UserError for a name that is not in ``CONVENTIONS``."""
+    if convention not in CONVENTIONS:
+        raise UserError(
+            f"unknown layer id convention {convention!r}{did_you_mean(convention, CONVENTIONS)}",
+            hint=f"known: {', '.join(CONVENTIONS)}",
+        )
+
+
+def parse_layer_ids(text: str, convention: str) -> tuple[int, ...]:
+    """Read ids separated by commas or spaces, in one of ``CONVENTIONS``; return ours.
+
+    Raises: UserError for text that holds no ids.
+    """
+    try:
+        ids = tuple(int(word) for word in re.split(r"[,\s]+", text.strip(" ,[]")))
+    except ValueError:
+        raise UserError(f"cannot read the layer ids {text!r}", hint="write --layer-ids 2,16,29") from None
+    return from_output_of(ids) if convention == "output-of" else ids
 
 
 def to_sglang(ids: Sequence[int]) -> tuple[int, ...]:

@@ -1,16 +1,13 @@
-"""Screens of ``eyas run``: a checklist on a terminal, JSON lines, and a file for ``eyas status``."""
+"""Screens for other programs: JSON lines, and the file of ``eyas status``."""
 
 import json
 import sys
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from eyas.progress import Progress, Screen
 
-_MARKS = {"waiting": "·", "running": "▸", "done": "✓", "kept": "✓", "failed": "✗"}
 _STATUS_EVERY_S = 1.0
 
 
@@ -23,6 +20,9 @@ class Forwarding(Screen):
 
     def say(self, text: str) -> None:
         self.behind.say(text)
+
+    def begin(self, progress: Progress) -> None:
+        self.behind.begin(progress)
 
     def show(self, progress: Progress, final: bool) -> None:
         self.behind.show(progress, final)
@@ -42,9 +42,12 @@ class StatusFile(Forwarding):
         self._plain_shown = time.monotonic()
         self._value: dict[str, Any] = {"stages": {}}
 
+    def begin(self, progress: Progress) -> None:
+        self._note(progress, final=False)
+        self.behind.begin(progress)
+
     def show(self, progress: Progress, final: bool) -> None:
-        self._value |= {"progress": progress_facts(progress), "text": progress.text(final)}
-        self._write()
+        self._note(progress, final)
         # The file wants to know each second; a log wants a line now and then.
         if final or self._behind_every_s or time.monotonic() - self._plain_shown >= progress.plain_every_s:
             self._plain_shown = time.monotonic()
@@ -54,6 +57,10 @@ class StatusFile(Forwarding):
         self._value["stages"][name] = {"state": state, "seconds": round(seconds, 1)}
         self._write()
         self.behind.stage(name, state, seconds)
+
+    def _note(self, progress: Progress, final: bool) -> None:
+        self._value |= {"progress": progress_facts(progress), "text": progress.text(final)}
+        self._write()
 
     def _write(self) -> None:
         beside = self.path.with_name(f"{self.path.name}.new")
@@ -80,71 +87,15 @@ class JsonLines(Screen):
         )
 
 
-class Checklist(Screen, AbstractContextManager["Checklist"]):
-    """The stages on a terminal: done with their time, running with rate, time left and memory."""
-
-    every_s = 0.2
-
-    def __init__(self, stages: list[str], console: Any = None) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self.console = console or Console(stderr=True, highlight=False)
-        self._states: dict[str, tuple[str, float]] = dict.fromkeys(stages, ("waiting", 0.0))
-        self._text = ""
-        self._live = Live(self._draw(), console=self.console, auto_refresh=False, redirect_stdout=False)
-
-    def __enter__(self) -> "Checklist":
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._update()
-        self._live.stop()
-
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
-
-    def show(self, progress: Progress, final: bool) -> None:
-        left = progress.left_s
-        bar = "" if progress.total is None else _bar(progress.done / max(progress.total, 1)) + " "
-        rate = f"{progress.rate:,.{1 if progress.rate < 20 else 0}f} {progress.unit}/s"
-        parts = [rate, *([] if left is None else [f"{duration(left)} left"]), memory_text()]
-        self._text = f"{bar}{', '.join(p for p in parts if p)}"
-        if final:
-            self.say(progress.text(final))
-        self._update()
-
-    def stage(self, name: str, state: str, seconds: float = 0.0) -> None:
-        self._states[name] = (state, seconds)
-        self._text = ""
-        self._update()
-
-    def _update(self) -> None:
-        self._live.update(self._draw(), refresh=True)
-
-    def _draw(self) -> Any:
-        from rich.text import Text
-
-        lines = Text()
-        for name, (state, seconds) in self._states.items():
-            said = {"running": self._text, "done": duration(seconds), "kept": "was done"}.get(state, "")
-            style = {"running": "bold", "waiting": "dim", "failed": "bold red"}.get(state, "")
-            lines.append(f"{_MARKS[state]} {name:<11} {said}\n", style=style)
-        return lines
-
-
 def progress_facts(progress: Progress) -> dict[str, Any]:
-    """Return a progress as JSON-like values; memory in bytes."""
-    left = progress.left_s
+    """Return a progress as JSON-like values, memory in bytes; ``rate`` is None before anything is done."""
+    left, rate = progress.left_s, progress.rate
     return {
         "label": progress.label,
         "done": progress.done,
         "total": progress.total,
         "unit": progress.unit,
-        "rate": round(progress.rate, 3),
+        "rate": None if rate is None else round(rate, 3),
         "elapsed_s": round(progress.elapsed_s, 1),
         "left_s": None if left is None else round(left, 1),
         "note": progress.note,
@@ -154,12 +105,9 @@ def progress_facts(progress: Progress) -> dict[str, Any]:
 
 def memory() -> dict[str, int]:
     """Return this process's memory, and a GPU's that torch uses, in bytes."""
-    found: dict[str, int] = {}
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        found["memory"] = pages * 4096
-    except (OSError, IndexError, ValueError):  # not Linux
-        pass
+    import psutil
+
+    found = {"memory": int(psutil.Process().memory_info().rss)}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
@@ -192,8 +140,3 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:,.3g} TB"
-
-
-def _bar(share: float, width: int = 16) -> str:
-    filled = round(width * min(1.0, share))
-    return "█" * filled + "░" * (width - filled)

@@ -2,7 +2,7 @@
 
 import importlib
 import importlib.metadata
-import importlib.util
+from pathlib import Path
 from typing import Any
 
 from eyas.errors import UserError, did_you_mean
@@ -66,7 +66,8 @@ def drafter(name: str) -> Any:
 
 def has_drafter_file(name: str, file: str) -> bool:
     """Whether a kind's folder holds FILE.py. Raises: UserError naming the closest known name."""
-    return importlib.util.find_spec(f"{_package_of(name)}.{file}") is not None
+    package = importlib.import_module(_package_of(name))
+    return any(Path(folder, f"{file}.py").is_file() for folder in package.__path__)
 
 
 def drafter_file(name: str, file: str) -> Any:
@@ -74,11 +75,15 @@ def drafter_file(name: str, file: str) -> Any:
 
     Raises: UserError naming the closest known name, or the file that the kind lacks.
     """
-    if not has_drafter_file(name, file):
+    module = f"{_package_of(name)}.{file}"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
         raise UserError(
             f"drafts of kind {name} have no {file}.py", hint="docs/extending.md lists the files of a kind"
-        )
-    return importlib.import_module(f"{_package_of(name)}.{file}")
+        ) from None
 
 
 def _package_of(name: str) -> str:

@@ -102,7 +102,8 @@ def parse_header(text: bytes | bytearray) -> tuple[dict[str, Entry], Any]:
 def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], mmap.mmap]:
     """Return a file's tensors where they lie, its metadata, and the mapping that all of them keep alive.
 
-    The tensors may be written to: the file keeps what it holds.
+    The tensors may be written to: the file keeps what it holds. ``safe_open`` does not show its mapping, and
+    the caller has to know when the last tensor is dropped, because only then the file may be written over.
     Raises: ValueError for what is no file of ``write_tensors``; OSError.
     """
     with path.open("rb") as f:

@@ -2,7 +2,8 @@
 
 Axis letters, one legend for the package:
     T tokens of a sample     A aux layers            D target width     V target vocabulary
-    W draft vocabulary       K unroll steps          R supervised rows  N tokens of several samples
+    W draft vocabulary       S steps of a draft on its own states (draft.ttt_steps)
+    K draft tokens a round   R supervised rows       N tokens of several samples
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
 from eyas.layer_ids import check_aux_layer_ids
+from eyas.typed_json import parse
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +32,7 @@ class Message:
     """One turn. ``tool_calls`` and ``tools`` keep the shape of the OpenAI chat format.
 
     ``cut`` says that an answer met its length limit, so that its end-of-turn was never generated.
+    ``trained`` is False for an answer that is context only.
     """
 
     role: str
@@ -39,10 +42,18 @@ class Message:
     name: str | None = None
     tool_call_id: str | None = None
     cut: bool = False
+    trained: bool = True
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UserError(f"unknown role {self.role!r}", hint=f"known roles: {', '.join(ROLES)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields; ``trained`` only where it is False, so that other hashes do not change."""
+        values = dict(vars(self))
+        if self.trained:
+            del values["trained"]
+        return values
 
     def for_template(self) -> dict[str, Any]:
         """Return the dict that chat templates read."""
@@ -119,6 +130,9 @@ class TokenizedSample:
 # The shape of attention over latents (MLA), as in config.json.
 LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 NormKind = Literal["rms", "rms_one_plus", "layer"]
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+# A whole number of config.json stays one: fingerprints are of the text.
+_Number = int | float
 
 
 @dataclass(frozen=True)
@@ -139,9 +153,9 @@ class TargetSpec:
     aux_layer_ids: tuple[int, ...]
     dtype: str
     norm_kind: NormKind
-    norm_eps: float
-    logit_softcap: float | None
-    logit_scale: float
+    norm_eps: _Number
+    logit_softcap: _Number | None
+    logit_scale: _Number
     tied_head: bool
     eos_token_ids: tuple[int, ...]
     tokenizer_fingerprint: str
@@ -173,8 +187,7 @@ class TargetSpec:
     @property
     def bytes_per_token(self) -> int:
         """Bytes that the states of one fully supervised token take in a store."""
-        itemsize = {"float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
-        return (self.num_aux_layers + 1) * self.hidden_size * itemsize
+        return (self.num_aux_layers + 1) * self.hidden_size * _ITEMSIZE[self.dtype]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -188,14 +201,14 @@ class TargetSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TargetSpec:
-        names = {f.name for f in dataclasses.fields(cls)}
-        if set(value) != names:
-            raise ContractError(f"target description has other fields: {sorted(set(value) ^ names)}")
-        if value["dtype"] not in ("float32", "bfloat16", "float16"):
-            raise ContractError(f"target description has dtype {value['dtype']!r}")
-        tuples = {"aux_layer_ids", "eos_token_ids"}
-        fields: dict[str, Any] = {k: tuple(v) if k in tuples else v for k, v in value.items()}
-        return cls(**fields)
+        """Raises: ContractError for a field that is missing, unknown or of another type."""
+        try:
+            spec = parse(cls, value)
+        except ValueError as error:
+            raise ContractError(f"the description of the target is wrong: {error}") from None
+        if spec.dtype not in _ITEMSIZE:
+            raise ContractError(f"the description of the target is wrong: dtype is {spec.dtype!r}")
+        return spec
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ def test_a_wheel_and_an_sdist_hold_the_package_and_nothing_else(tmp_path: Path) 
         entries = archive.read("eyas-0.1.0.dist-info/entry_points.txt").decode()
     sources = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src" / "eyas").rglob("*.py")}
     assert sources <= names
+    pages = {
+        str(p.relative_to(ROOT / "src")) for p in (ROOT / "src" / "eyas" / "report" / "templates").iterdir()
+    }
+    assert pages <= names
+    assert len(pages) > 5
     assert all(name.startswith(("eyas/", "eyas-0.1.0.dist-info/")) for name in names)
     for extra in ("vllm", "ray", "trackers", "demo", "hub"):
         assert f"Provides-Extra: {extra}\n" in metadata

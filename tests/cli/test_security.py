@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from tiny import make_spec, make_tokenizer, spec_of
 
 import eyas as package
-from eyas.data.chat import ChatRenderer, RenderError
+from eyas.data.chat import ChatRenderer
+from eyas.data.render_error import RenderError
 from eyas.engines.endpoint import EndpointEngine
 from eyas.engines.vllm.server_session import ServerSession
 from eyas.errors import ContractError, UserError
@@ -284,6 +285,7 @@ def test_netrc_gives_an_endpoint_its_password(
 def test_serve_does_not_show_the_key_it_hands_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from eyas.console import shown
     from eyas.stages import serve as module
 
     started: list[list[str]] = []
@@ -297,7 +299,8 @@ def test_serve_does_not_show_the_key_it_hands_on(
     monkeypatch.setattr(module, "command", lambda options, *_: ["vllm", *options.extra])
     monkeypatch.setattr(module.os, "execvp", lambda _, words: started.append(words))
     extra = ("--api-key", PASSWORD, f"--hf-token={PASSWORD}", "--max-model-len", "512")
-    serve(ServeOptions(Path("draft"), target="target", extra=extra), print_only=False)
+    with shown():
+        serve(ServeOptions(Path("draft"), target="target", extra=extra), print_only=False)
     assert started == [["vllm", *extra]]
     shown = capsys.readouterr().err
     assert "--api-key '***' '--hf-token=***' --max-model-len 512" in shown

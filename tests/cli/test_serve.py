@@ -85,7 +85,7 @@ def test_a_folder_that_holds_no_draft(tmp_path: Path, tiny_target: Path) -> None
     assert_refused(eyas("serve", tmp_path), "has no config.json", "eyas export")
     screen = eyas("serve", tiny_target)
     assert screen.code == 2
-    assert "is no EAGLE-3 draft: its config.json names LlamaForCausalLM" in screen.err
+    assert "is no draft that eyas knows: its config.json names LlamaForCausalLM" in screen.err
 
 
 def test_a_changed_byte_and_a_truncated_file(draft: Path) -> None:

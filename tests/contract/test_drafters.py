@@ -1,4 +1,4 @@
-"""Every kind of draft keeps the contract of ``eyas.drafters.base``; a toy that no file of eyas knows does too."""
+"""Every kind of draft keeps the contract of ``eyas.drafters.base``, a toy outside of eyas too."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def states(tiny_engine: Any) -> list[HiddenStates]:
 
 
 def new_trainer(kind: str, root: Path, target: Path, states: list[HiddenStates], **train: Any) -> Trainer:
-    """Return a trainer as the train stage makes it, with the kind's own defaults on the layers that are there."""
+    """Return a trainer as the train stage makes it, with the kind's defaults on all captured layers."""
     root.mkdir(parents=True, exist_ok=True)
     drafter, settings = registry.drafter(kind), draft_settings_of(kind)(architecture=kind)
     store = MemoryStore(spec_of(target), states)
@@ -230,13 +230,8 @@ def test_a_draft_reads_a_subset_of_the_captured_layers(tiny_target: Path, states
 
 
 def test_a_toy_goes_from_prepare_to_evaluate(tmp_path: Path, tiny_target: Path) -> None:
-    run_file = write_run(
-        tmp_path,
-        tiny_target,
-        target={"model": str(tiny_target), "aux_layer_ids": [1, 3, 6]},
-        draft={"architecture": "toy", "num_tokens": 3},
-    )
-    screen = eyas("run", "-c", run_file)
+    run_file = write_run(tmp_path, tiny_target, draft={"architecture": "toy", "num_tokens": 3})
+    screen = eyas("run", "-c", run_file, "target.aux_layer_ids=[1,3,6]")
     assert screen.code == 0, screen.err
     assert "the draft reads layers [1, 6] of those that are captured, [1, 3, 6]" in screen.err
     report = json.loads((tmp_path / "run" / "evaluation" / "report.json").read_text())

@@ -18,7 +18,7 @@ from eyas.config.schema import FleetSettings
 from eyas.errors import ContractError, EyasError, UserError
 from eyas.scale.cluster import check_room
 from eyas.scale.fleet import Fleet
-from eyas.scale.work_queue import Units
+from eyas.scale.work_queue import WorkQueue
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]
 
@@ -166,7 +166,7 @@ def test_a_slow_consumer_holds_the_workers_back(nodes: Cluster, tmp_path: Path) 
 
 
 def test_units_that_come_back_leave_room_and_are_first_again() -> None:
-    units = Units(range(5), 2, ahead=2)
+    units = WorkQueue(range(5), 2, ahead=2)
     assert (units.take(), units.take()) == ([0], [1])
     units.give_back([0])
     assert units.take() == [0]

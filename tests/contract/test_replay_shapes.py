@@ -44,7 +44,7 @@ def test_replay_is_decoding_for_eagle_3_1(
         together += answer.acceptance
 
     batch = pack_batch(states, rows_of(K), torch.device("cpu"), torch.float32)
-    targets = teacher_targets(trainer.teacher, batch.last, ids, trainer.vocab.is_full)
+    targets = teacher_targets(trainer.teacher, batch.last, ids, trainer.vocab.is_full, False)
     with torch.no_grad():
         results = [
             run_unroll(draft, trainer.teacher, ids, batch, 1.0),

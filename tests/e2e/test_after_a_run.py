@@ -17,7 +17,7 @@ from pipeline import Screen, eyas, write_run
 import eyas as eyas_package
 from eyas.config.load import load_config
 from eyas.report.page import prediction_note
-from eyas.stages.run_context import RunContext
+from eyas.stages.run_context import RunContext, finished_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -118,7 +118,7 @@ def test_the_report_has_every_part(finished: Path) -> None:
 def test_a_prediction_of_other_texts_is_said(
     finished: Path, settings: tuple[str, ...], said: str | None
 ) -> None:
-    note = prediction_note(RunContext(load_config(finished / "run.yaml", settings)))
+    note = prediction_note(finished_run(RunContext(load_config(finished / "run.yaml", settings))))
     assert note is None if said is None else said in str(note)
 
 

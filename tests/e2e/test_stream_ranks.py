@@ -14,11 +14,10 @@ from rank_cases import run_ranks
 from safetensors.torch import load_file
 from test_stream_run import ALONE, TRAIN, CrashingLate, make, record, write_streamed
 
-from eyas.capture import stream
 from eyas.config.load import load_config
 from eyas.engines.transformers import TransformersEngine
 from eyas.errors import EyasError
-from eyas.stages import train
+from eyas.stages import capture_run, train
 from eyas.stages.run_context import RunContext
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
@@ -113,7 +112,7 @@ class CrashingSooner(CrashingLate):
 
 def the_second_engine_dies(ranks: Ranks) -> None:
     if not ranks.is_first:
-        stream.make_engine = lambda context: make(context, CrashingSooner)  # type: ignore[assignment]
+        capture_run.make_engine = lambda context: make(context, CrashingSooner)  # type: ignore[assignment]
 
 
 def test_ranks_one_of_which_fails_end_together_and_go_on_to_the_same_draft_and_kept_states(
@@ -149,7 +148,7 @@ class Other(TransformersEngine):
 
 def the_second_engine_is_another(ranks: Ranks) -> None:
     if not ranks.is_first:
-        stream.make_engine = lambda context: make(context, Other)  # type: ignore[assignment]
+        capture_run.make_engine = lambda context: make(context, Other)  # type: ignore[assignment]
 
 
 def test_engines_of_ranks_that_give_other_states_teach_nothing(tiny_target: Path, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_stream_that_breaks_goes_on_to_the_same_draft(
     for stage in ("prepare", "regenerate", "extract"):
         assert eyas(stage, "-c", run_file).code == 0
     with monkeypatch.context() as patched:
-        patched.setattr("eyas.capture.stream.make_engine", lambda context: make(context, CrashingLate))
+        patched.setattr("eyas.stages.capture_run.make_engine", lambda context: make(context, CrashingLate))
         screen = eyas("train", "-c", run_file)
     assert screen.code == 1
     assert "out of memory" in screen.err
@@ -148,7 +148,7 @@ def test_an_engine_that_does_wrong_teaches_the_draft_nothing(
     for stage in ("prepare", "regenerate", "extract"):
         assert eyas(stage, "-c", run_file).code == 0
     bad = getattr(bad_engines, engine)
-    monkeypatch.setattr("eyas.capture.stream.make_engine", lambda context: make(context, bad))
+    monkeypatch.setattr("eyas.stages.capture_run.make_engine", lambda context: make(context, bad))
     screen = eyas("train", "-c", run_file)
     assert screen.code == 1
     assert words in screen.err
@@ -193,7 +193,7 @@ def test_an_engine_that_drifts_teaches_nothing_from_then_on(
     run_file = write_streamed(tmp_path, tiny_target)
     for stage in ("prepare", "regenerate", "extract"):
         assert eyas(stage, "-c", run_file).code == 0
-    monkeypatch.setattr("eyas.capture.stream.make_engine", lambda context: make(context, Drifting))
+    monkeypatch.setattr("eyas.stages.capture_run.make_engine", lambda context: make(context, Drifting))
     told: list[int] = []
     hold = StreamedStates._hold
 
@@ -274,8 +274,7 @@ def test_a_later_run_reads_kept_states_in_another_order_without_an_engine(
     run_file = write_streamed(tmp_path, tiny_target, keep_states=True, batch_tokens=200)
     for stage in ("prepare", "regenerate"):
         assert eyas(stage, "-c", run_file, *settings).code == 0
-    monkeypatch.setattr("eyas.stages.extract.make_engine", no_engine)
-    monkeypatch.setattr("eyas.capture.stream.make_engine", no_engine)
+    monkeypatch.setattr("eyas.stages.capture_run.make_engine", no_engine)
     for stage in ("extract", "train"):
         screen = eyas(stage, "-c", run_file, *settings)
         assert screen.code == 0, screen.err
@@ -289,7 +288,7 @@ def keeping_until_a_crash(folder: Path, target: Path, monkeypatch: pytest.Monkey
     for stage in ("prepare", "regenerate", "extract"):
         assert eyas(stage, "-c", run_file).code == 0
     with monkeypatch.context() as patched:
-        patched.setattr("eyas.capture.stream.make_engine", lambda context: make(context, CrashingLate))
+        patched.setattr("eyas.stages.capture_run.make_engine", lambda context: make(context, CrashingLate))
         patched.setattr(CrashingLate, "dies_at", 12)
         assert eyas("train", "-c", run_file).code == 1
     return run_file

@@ -111,6 +111,18 @@ def test_a_second_run_does_nothing_and_says_so(finished: tuple[Path, Screen]) ->
     assert again.out == first.out
 
 
+def test_other_draft_tokens_in_serving_leave_what_was_trained_alone(finished: tuple[Path, Screen]) -> None:
+    folder, _ = finished
+    for stage in ("train", "export"):
+        screen = eyas(stage, "-c", folder / "run.yaml", "evaluate.num_draft_tokens=3")
+        assert screen.code == 0, screen.err
+        assert f"{stage}: already done" in screen.err
+    # What ranks checkpoints is a setting of training.
+    screen = eyas("train", "-c", folder / "run.yaml", "train.validate_draft_tokens=2")
+    assert screen.code == 2
+    assert "train.validate_draft_tokens = 3; this run has 2" in screen.err
+
+
 def test_the_resolved_run_file_runs_too(finished: tuple[Path, Screen]) -> None:
     folder, first = finished
     again = eyas("run", "-c", folder / "run" / "run.yaml")

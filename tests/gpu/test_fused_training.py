@@ -54,7 +54,7 @@ def fused(
 ) -> tuple[float, dict[str, torch.Tensor]]:
     here = on_gpu(case, dtype)
     batch = pack_batch(case.states, rows_of(NUM_STEPS), CUDA, dtype)
-    targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
+    targets = teacher_targets(here.teacher, batch.last, here.target_ids, False, loss != "kl")
     runner = FusedUnroll(here.draft, dtype, recompute=recompute)
     runner.weights.start()
     result = runner.run(batch, targets, here.target_ids, 0.8, loss)
@@ -139,7 +139,7 @@ def test_a_whole_step_never_waits_for_the_device(request: pytest.FixtureRequest,
     for attempt in range(2):
         if attempt:  # kernels are compiled and state is made in the first
             request.getfixturevalue("waiting_is_an_error")
-        targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
+        targets = teacher_targets(here.teacher, batch.last, here.target_ids, False, False)
         runner.weights.start()
         result = runner.run(batch, targets, here.target_ids, 0.8, "kl")
         runner.weights.finish()
@@ -155,7 +155,7 @@ def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     stepper = Stepper(adamw, settings, 10, runner.weights.copies, muon)
     before = {n: p.detach().clone() for n, p in here.draft.trainable().items()}
     batch.aux[5] = float("nan")
-    targets = teacher_targets(here.teacher, batch.last, here.target_ids, False)
+    targets = teacher_targets(here.teacher, batch.last, here.target_ids, False, False)
     runner.weights.start()
     result = runner.run(batch, targets, here.target_ids, 0.8, "kl")
     runner.weights.finish()

@@ -73,9 +73,10 @@ def test_attention_and_its_gradients(heads: Heads, lengths: tuple[int, ...], num
         assert close(found, expected)
 
 
+@pytest.mark.parametrize("part", [False, True])
 @pytest.mark.parametrize("kind", ["kl", "lk", "hybrid"])
 @pytest.mark.parametrize("width", [61, 9000])
-def test_loss_and_its_gradient(kind: str, width: int) -> None:
+def test_loss_and_its_gradient(kind: str, width: int, part: bool) -> None:
     from eyas.drafters.eagle3.fused import gpu_ops
 
     torch.manual_seed(0)
@@ -89,6 +90,7 @@ def test_loss_and_its_gradient(kind: str, width: int) -> None:
         negative_entropy=torch.xlogy(probabilities, probabilities).sum(-1),
         argmax=probabilities.argmax(-1),
         in_draft=torch.tensor([True, True, False, True, True], device=DEVICE),
+        coverage=torch.tensor([1.0, 0.26, 0.5, 0.9, 0.01], device=DEVICE) if part else None,
     )
     index = torch.tensor([0, 2, 2, 4, 1, 3, 0], device=DEVICE)
     plain, fast = logits.clone(), logits.clone()
@@ -175,7 +177,9 @@ def test_teacher_rows() -> None:
     probabilities = torch.empty(8, 2300, device=DEVICE)
     mass, entropy = torch.empty(8, device=DEVICE), torch.empty(8, device=DEVICE)
     argmax = torch.empty(8, dtype=torch.long, device=DEVICE)
-    restrict(logits, ids, probabilities, mass, entropy, argmax)
+    coverage = torch.empty(8, device=DEVICE)
+    restrict(logits, ids, probabilities, mass, entropy, argmax, coverage)
+    assert close(coverage, torch.softmax(logits, -1)[:, ids].sum(-1), 1e-5)
     assert torch.equal(argmax, logits.argmax(-1))
     inside = torch.isin(argmax, ids)
     assert not inside[1]

@@ -22,7 +22,7 @@ def fused(
     case: Case, num_steps: int, loss: LossKind, repeat: int = 1, recompute: bool = False
 ) -> UnrollResult:
     batch = pack_batch(case.states, rows_of(num_steps), CPU, torch.float32)
-    targets = teacher_targets(case.teacher, batch.last, case.target_ids, False)
+    targets = teacher_targets(case.teacher, batch.last, case.target_ids, False, loss != "kl")
     runner = FusedUnroll(case.draft, torch.float32, recompute=recompute)
     runner.weights.start()
     for _ in range(repeat):

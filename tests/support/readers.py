@@ -5,6 +5,7 @@ refused in words. Whatever else it does is a bug. ``GENUINE`` holds what each re
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from eyas.data.sources import Drop, read_source
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.export.read import read_draft
 from eyas.files import seal
-from eyas.stages.stage_records import read_record
+from eyas.run_folder import read_record
 from eyas.store.journal import last_attempts, read_journal, repair_journal
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore, ShardWriter
@@ -91,7 +92,7 @@ def read_token_rows(data: bytes, folder: Path) -> None:
     path = folder / "rows.jsonl"
     path.write_bytes(data)
     for number, row in _rows(path):
-        _sample(path, number, row, 64)
+        _sample(path, number, row, 64, Counter())
 
 
 def read_draft_config(data: bytes, folder: Path) -> None:
@@ -220,7 +221,9 @@ GENUINE: dict[str, Callable[[], bytes]] = {
             }
         )
     ).encode(),
-    "stage record": lambda: json.dumps(seal({"stage": "x", "inputs": {}, "done": True})).encode(),
+    "stage record": lambda: json.dumps(
+        seal({"stage": "x", "format": 2, "inputs": {}, "done": True})
+    ).encode(),
     "target weights": lambda: save({"model.embed_tokens.weight": torch.ones(2, 3)}),
     "target index": lambda: b'{"weight_map": {"a.weight": "model-00001-of-00001.safetensors"}}',
 }  # fmt: skip

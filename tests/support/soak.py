@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from faults import Plan, Strike, contents, during, fail
 from pipeline import eyas, write_run
 from tiny import make_target, write_jsonl
@@ -97,8 +98,7 @@ def shards(states: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+    return float(round(psutil.Process().memory_info().rss / 2**20, 1))
 
 
 def main() -> None:

@@ -1,17 +1,16 @@
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from eyas.console import shown
 from eyas.progress import Progress, Screen, on_screen, say
-from eyas.progress_displays import Checklist, JsonLines, StatusFile, duration
+from eyas.progress_displays import JsonLines, StatusFile, duration
 
 
 def test_json_lines_are_one_object_a_line_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     screen = JsonLines()
-    with on_screen(screen):
+    with shown(), on_screen(screen):
         screen.stage("train", "running")
         say("hello")
         with Progress("train", 2, "steps", plain_every_s=0) as progress:
@@ -42,32 +41,20 @@ def test_the_status_file_says_what_is_done_now_and_the_screen_behind_is_told_too
     assert capsys.readouterr().err.startswith("train: 1/4 steps, ")
 
 
+def test_the_status_file_says_what_starts_before_anything_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    with on_screen(StatusFile(Screen(), path)), Progress("extract", 40, "tokens"):
+        now = json.loads(path.read_text())
+    assert now["text"] == "extract: 0/40 tokens, starting"
+    assert (now["progress"]["rate"], now["progress"]["left_s"]) == (None, None)
+
+
 def test_a_log_behind_a_status_file_stays_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with on_screen(StatusFile(Screen(), tmp_path / "p.json")), Progress("train", 100, "steps") as progress:
         progress._every_s = 0  # as if a second passed between two steps
         for _ in range(100):
             progress.advance(1)
     assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_the_checklist_shows_done_running_and_waiting_stages() -> None:
-    written = io.StringIO()
-    console = Console(file=written, force_terminal=True, width=100, highlight=False)
-    with Checklist(["prepare", "train", "export"], console) as screen, on_screen(screen):
-        screen.stage("prepare", "done", 3.0)
-        screen.stage("train", "running")
-        with Progress("train", 10, "steps") as progress:
-            progress._every_s = 0
-            progress.advance(5)
-            shown = screen._draw().plain
-        say("a word [in brackets]")
-    lines = shown.splitlines()
-    assert lines[0] == "✓ prepare     3.0 s"
-    assert lines[1].startswith("▸ train       ████████░░░░░░░░ ")
-    assert " left, " in lines[1]
-    assert "GiB memory" in lines[1]
-    assert lines[2].startswith("· export")
-    assert "a word [in brackets]" in written.getvalue()
 
 
 def test_screens_are_taken_back() -> None:

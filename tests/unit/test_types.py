@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -122,6 +124,39 @@ def test_a_target_description_with_other_fields_is_refused() -> None:
     value = make_spec().to_json() | {"colour": "blue"}
     with pytest.raises(ContractError, match="colour"):
         TargetSpec.from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "float64"}, "dtype is 'float64'"),
+        ({"hidden_size": "16"}, "hidden_size: Input should be a valid integer, not '16'"),
+        ({"tied_head": 1}, "tied_head: Input should be a valid boolean, not 1"),
+        ({"norm_kind": "batch"}, "norm_kind: Input should be 'rms', 'rms_one_plus' or 'layer', not 'batch'"),
+        ({"aux_layer_ids": [1, "2"]}, "aux_layer_ids.1: Input should be a valid integer, not '2'"),
+    ],
+)
+def test_a_target_description_with_a_field_of_another_type_is_refused(
+    change: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ContractError) as caught:
+        TargetSpec.from_json(make_spec().to_json() | change)
+    assert words in caught.value.what
+    assert "\n" not in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "rope_parameters", "latent_attention"])
+def test_a_target_description_without_a_field_is_refused(name: str) -> None:
+    value = make_spec().to_json()
+    del value[name]
+    with pytest.raises(ContractError, match=name):
+        TargetSpec.from_json(value)
+
+
+@pytest.mark.parametrize("number", [30, 30.0])
+def test_whole_numbers_of_a_target_description_come_back_as_they_were(number: float) -> None:
+    spec = make_spec(logit_softcap=number)
+    assert TargetSpec.from_json(json.loads(json.dumps(spec.to_json()))).fingerprint == spec.fingerprint
 
 
 def test_the_fingerprint_ignores_where_the_model_lies_and_nothing_else() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from eyas.capture.final_state_check import FinalStateCheck
-from eyas.capture.states_batch import Bundle, all_within, place_of
+from eyas.capture.states_batch import StatesBatch, all_within, place_of
 from eyas.capture.statistics import LayerSums
 from eyas.errors import ContractError
 from eyas.row_stats import HIGH, LOW, NORM
@@ -37,14 +37,14 @@ def check_states(
                 f"sample {sample.sample_id}: the engine echoed other token ids than it was sent"
             )
         check_shape(one, spec)
-    bundle = Bundle.of(states)
-    _check_values(bundle)
-    _check_layers(bundle)
-    _check_rows(bundle)
+    batch = StatesBatch.of(states)
+    _check_values(batch)
+    _check_layers(batch)
+    _check_rows(batch)
     if last_check is not None:
-        last_check(bundle)
-    norms = torch.from_numpy(bundle.aux[..., NORM])
-    found = outside(norms.split(np.diff(bundle.aux_bounds).tolist()))
+        last_check(batch)
+    norms = torch.from_numpy(batch.aux[..., NORM])
+    found = outside(norms.split(np.diff(batch.aux_bounds).tolist()))
     if found is not None:
         place, layer = found
         raise ContractError(
@@ -52,59 +52,57 @@ def check_states(
             "probe sample"
         )
     width = spec.hidden_size
-    return LayerSums.of(bundle.aux, width), LayerSums.of(bundle.last[:, None], width)
+    return LayerSums.of(batch.aux, width), LayerSums.of(batch.last[:, None], width)
 
 
-def _check_values(bundle: Bundle) -> None:
+def _check_values(batch: StatesBatch) -> None:
     """Refuse values that are not finite, and layers that were never filled."""
     for name, rows, bounds in (
-        ("aux", bundle.aux, bundle.aux_bounds),
-        ("last", bundle.last[:, None], bundle.last_bounds),
+        ("aux", batch.aux, batch.aux_bounds),
+        ("last", batch.last[:, None], batch.last_bounds),
     ):
         low, high = rows[..., LOW], rows[..., HIGH]
         finite = (np.isfinite(low) & np.isfinite(high)).all(1)
         if not finite.all():
-            sample = bundle.samples[place_of(int(np.argmin(finite)), bounds)]
+            sample = batch.samples[place_of(int(np.argmin(finite)), bounds)]
             raise ContractError(f"sample {sample.sample_id}: {name} states are not finite")
         empty = all_within((low == 0) & (high == 0), bounds)
         if empty.any():
             place, layer = np.argwhere(empty)[0]
             raise ContractError(
-                f"sample {bundle.samples[place].sample_id}: {name} layer number {layer} is all zero"
+                f"sample {batch.samples[place].sample_id}: {name} layer number {layer} is all zero"
             )
 
 
-def _check_layers(bundle: Bundle) -> None:
+def _check_layers(batch: StatesBatch) -> None:
     """Refuse a layer that is a copy of another."""
-    norms = bundle.aux[..., NORM]
+    norms = batch.aux[..., NORM]
     for a in range(norms.shape[1]):
         for b in range(a):
             # Equal norms are no proof, and one row of them is none of anything.
-            for place in np.flatnonzero(all_within(norms[:, a] == norms[:, b], bundle.aux_bounds)):
-                aux = bundle.states[place].aux
+            for place in np.flatnonzero(all_within(norms[:, a] == norms[:, b], batch.aux_bounds)):
+                aux = batch.states[place].aux
                 if len(aux) > 1 and torch.equal(aux[:, a], aux[:, b]):
                     raise ContractError(
-                        f"sample {bundle.samples[place].sample_id}: aux layers number {b} and {a} hold the "
+                        f"sample {batch.samples[place].sample_id}: aux layers number {b} and {a} hold the "
                         "same states"
                     )
 
 
-def _check_rows(bundle: Bundle) -> None:
+def _check_rows(batch: StatesBatch) -> None:
     """Refuse rows that were never filled, and rows of another token."""
-    norms, bounds = bundle.aux[..., NORM], bundle.aux_bounds
+    norms, bounds = batch.aux[..., NORM], batch.aux_bounds
     empty = (norms == 0).all(1)
     if empty.any():
         row = int(np.argmax(empty))
         place = place_of(row, bounds)
-        raise ContractError(
-            f"sample {bundle.samples[place].sample_id}: row {row - bounds[place]} is all zero"
-        )
+        raise ContractError(f"sample {batch.samples[place].sample_id}: row {row - bounds[place]} is all zero")
     # Equal tokens may well have equal states, where nothing but they came before.
-    ids = np.concatenate([s.input_ids for s in bundle.samples])
+    ids = np.concatenate([s.input_ids for s in batch.samples])
     same = (norms[1:] == norms[:-1]).all(1) & (ids[1:] != ids[:-1])
     for first in np.flatnonzero(same).tolist():
         place = place_of(first, bounds)
-        row, states = int(first - bounds[place]), bundle.states[place]
+        row, states = int(first - bounds[place]), batch.states[place]
         if row + 1 < len(states.aux) and torch.equal(states.aux[row], states.aux[row + 1]):
             raise ContractError(
                 f"sample {states.sample.sample_id}: rows {row} and {row + 1} of different tokens are the "

@@ -1,4 +1,4 @@
-"""Between an engine and a store: states are checked as they come and whole shards written behind its back."""
+"""Between an engine and a store: states are checked as they come, whole shards written in the background."""
 
 import functools
 import os
@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from eyas.capture.capture_checks import Checked
 from eyas.capture.statistics import LayerSums, figures_of
+from eyas.engines.base import Engine
 from eyas.errors import ContractError, EyasError
 from eyas.store.journal import ShardRecord
 from eyas.tensor_pool import tensor_pool
@@ -53,10 +55,30 @@ class _Shard:
         return len(self.seen) == len(self.wanted)
 
 
+def capture_into(
+    writer: "CheckedShardWriter",
+    engine: Engine,
+    shards: Iterable[tuple[int, Sequence[TokenizedSample]]],
+    own: Callable[[HiddenStates], HiddenStates] = lambda states: states,
+) -> Iterator[HiddenStates | Failure]:
+    """Capture numbered shards with ``engine``; yield each item once ``writer`` has taken it.
+
+    ``own`` is applied to states before they are kept, where they may share memory with the engine's. When
+    the last item has been yielded, all shards are written.
+    Raises: as ``CheckedShardWriter.put`` and ``finish``.
+    """
+    # An engine that does not stream holds all it is given, so it is given one shard at a time.
+    for together in [shards] if engine.streams else ([shard] for shard in shards):
+        for item in engine.capture(writer.feed(together)):
+            writer.put(item if isinstance(item, Failure) else own(item))
+            yield item
+    writer.finish()
+
+
 class CheckedShardWriter:
     """Takes each sample's states once, in any order, and writes a shard when its last sample has come.
 
-    What is expected is what went through ``feed`` to the engine.
+    What is expected is what went through ``feed`` to the engine; ``capture_into`` does both.
 
     What waits to be checked and written takes at most ``_NUM_WRITERS`` times the memory of the largest
     shard; beyond that ``put`` blocks, and the engine with it. ``blocked_s`` says how long, to see who waits
@@ -68,7 +90,7 @@ class CheckedShardWriter:
         self.failures: list[Failure] = []
         self.blocked_s = 0.0
         self.written_bytes = 0
-        self.written: queue.SimpleQueue[ShardRecord] = queue.SimpleQueue()  # for those who wait for shards
+        self._written: queue.SimpleQueue[ShardRecord] = queue.SimpleQueue()
         self._shards: dict[int, _Shard] = {}
         self._shard_of: dict[str, int] = {}
         self._num_feeding = 0
@@ -77,6 +99,17 @@ class CheckedShardWriter:
         self._room = threading.Condition()
         self._waiting_bytes = self._largest_bytes = 0
         self._writes: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def feed(self, parts: Iterable[tuple[int, Sequence[TokenizedSample]]]) -> Iterator[TokenizedSample]:
         """Yield the samples of numbered shards, and expect the states of those that were taken."""
@@ -121,6 +154,11 @@ class CheckedShardWriter:
         if self._num_feeding:
             raise ContractError("the engine stopped before it had taken all samples")
 
+    def drain(self) -> Iterator[ShardRecord]:
+        """Yield the records of the shards that were written since the last call."""
+        while not self._written.empty():
+            yield self._written.get()
+
     def close(self) -> None:
         """Stop the threads; shards already handed to them are still written."""
         self._writers.shutdown()
@@ -161,7 +199,7 @@ class CheckedShardWriter:
             figures = figures_of(aux, last)
         record = self.writer.write(number, states, shard.failures, figures)
         self.written_bytes += record.num_bytes
-        self.written.put(record)
+        self._written.put(record)
 
     def _check_failures(self) -> None:
         if len(self.failures) > self.max_failures:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eyas.capture.states_batch import Bools, Bundle, Floats, all_within
+from eyas.capture.states_batch import Bools, Floats, StatesBatch, all_within
 from eyas.errors import ContractError
 from eyas.row_stats import NORM
 from eyas.targets.teacher import TeacherHead
@@ -58,24 +58,24 @@ class FinalStateCheck:
                 return cls(spec, teacher, max(least, 2 * max(shares)), against_all)
         return cls(spec, teacher, None)
 
-    def __call__(self, bundle: Bundle) -> None:
+    def __call__(self, batch: StatesBatch) -> None:
         """Raises: ContractError for last states that are normed, an aux layer's, or not the sample's."""
-        aux = bundle.aux[np.concatenate([s.supervised for s in bundle.samples])][..., NORM]  # (R, A)
-        last = bundle.last[:, NORM]
+        aux = batch.aux[np.concatenate([s.supervised for s in batch.samples])][..., NORM]  # (R, A)
+        last = batch.last[:, NORM]
         for layer, layer_id in enumerate(self.spec.aux_layer_ids):
             if layer_id == self.spec.num_layers:
                 continue
-            for place in np.flatnonzero(all_within(aux[:, layer] == last, bundle.last_bounds)):
-                states = bundle.states[place]
+            for place in np.flatnonzero(all_within(aux[:, layer] == last, batch.last_bounds)):
+                states = batch.states[place]
                 if torch.equal(states.aux[torch.from_numpy(states.sample.supervised), layer], states.last):
                     raise ContractError(
                         f"sample {states.sample.sample_id}: the last states are those of layer {layer_id}"
                     )
-        self._check_norm(bundle)
+        self._check_norm(batch)
         if self.usual_misses is None:
             return
-        counts = count_misses(bundle.states, self.teacher, self.against_all)
-        for sample, (misses, num_rows) in zip(bundle.samples, counts, strict=True):
+        counts = count_misses(batch.states, self.teacher, self.against_all)
+        for sample, (misses, num_rows) in zip(batch.samples, counts, strict=True):
             if num_rows * _surprise(misses / max(1, num_rows), self.usual_misses) > _IMPROBABLE:
                 raise ContractError(
                     f"sample {sample.sample_id}: {misses} of {num_rows} last states do not predict the "
@@ -91,9 +91,9 @@ class FinalStateCheck:
         used = np.flatnonzero(np.abs(weight) > 0.1 * np.median(np.abs(weight)))
         return used, weight[used]
 
-    def _check_norm(self, bundle: Bundle) -> None:
+    def _check_norm(self, batch: StatesBatch) -> None:
         """Refuse a sample all rows of which have the root mean square that only the final norm gives them."""
-        enough = [s for s in bundle.states if len(s.last) >= _MIN_NORMED_ROWS]
+        enough = [s for s in batch.states if len(s.last) >= _MIN_NORMED_ROWS]
         if not enough or not len(self._norm_weight[0]):
             return
         few = self._are_normed(torch.cat([s.last[:_MIN_NORMED_ROWS] for s in enough]))

@@ -1,7 +1,6 @@
 """Samples prepared elsewhere become this run's prepared folder: another run's, or a JSONL of token ids."""
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,64 +8,55 @@ from typing import Any
 
 import numpy as np
 
+from eyas.config.schema import DataSettings
 from eyas.data.dedup_and_split import below_share
+from eyas.data.fields import BadRow, Fields
 from eyas.data.prepared import (
     SPLITS,
     PreparedWriter,
-    is_whole,
     read_conversations,
     read_manifest,
     read_samples,
 )
 from eyas.data.samples import mask_ends
 from eyas.data.sources import Drop
+from eyas.data.token_rows import MASK_KEYS, read_token_row
+from eyas.data.training_flags import says_trained
 from eyas.errors import ContractError, UserError
 from eyas.files import sha256_of_file
 from eyas.progress import say
-from eyas.stages.run_context import RunContext, begin, finish
-from eyas.types import TokenizedSample
+from eyas.types import TargetSpec, TokenizedSample
 
 
-def adopt(context: RunContext, source: Path) -> None:
-    """Fill the run's prepared folder from ``source``, once.
+def fingerprint_of_source(source: Path) -> str:
+    """Return what identifies the samples of a prepared folder or a JSONL file.
+
+    Raises: UserError when it does not exist.
+    """
+    if not source.exists():
+        raise UserError(f"there is no {source}", hint="set extract.prepared_data to a folder or a JSONL file")
+    return str(read_manifest(source)["fingerprint"]) if source.is_dir() else sha256_of_file(source)
+
+
+def import_samples(
+    source: Path, folder: Path, spec: TargetSpec, data: DataSettings, seed: int
+) -> dict[str, Any]:
+    """Fill the prepared folder ``folder`` from ``source``; return its manifest.
 
     Raises: UserError for a source that is neither, or a line that holds no token ids.
     """
-    if context.config.regenerate.enabled:
-        raise UserError(
-            "extract.prepared_data gives the samples, but regenerate.enabled is true",
-            hint="set regenerate.enabled=false",
-        )
-    if not source.exists():
-        raise UserError(f"there is no {source}", hint="set extract.prepared_data to a folder or a JSONL file")
-    data = context.config.data
-    identity = read_manifest(source)["fingerprint"] if source.is_dir() else sha256_of_file(source)
-    inputs = {
-        "imported": identity,
-        "max_length": data.max_length,
-        "validation_fraction": data.validation_fraction,
-    }
-    folder = context.folder("prepare")
-    is_new = not folder.exists()
-    if not begin(context, "prepare", inputs | {"seed": context.config.seed}, lambda: is_whole(folder)):
-        return
-    try:
-        with PreparedWriter(folder, context.spec.vocab_size) as writer:
-            facts = _copy_folder(writer, source) if source.is_dir() else _read_jsonl(writer, source, context)
-            if not writer.counts["train_samples"]:
-                reasons = ", ".join(f"{r} ({n} rows)" for r, n in writer.drops.most_common(1)) or "no rows"
-                raise UserError(
-                    f"{source} holds no sample to train on with a supervised token",
-                    hint=f"what is wrong with it: {reasons}; or lower data.validation_fraction",
-                )
-    except UserError:
-        if is_new:  # so that the same command goes on once the data are mended
-            shutil.rmtree(folder)
-        raise
-    manifest = writer.finish(**facts)
-    finish(context, "prepare", manifest["fingerprint"], counts=manifest["counts"], drops=manifest["drops"])
-    num_dropped = sum(manifest["drops"].values())
-    say(f"extract: took {manifest['counts']['train_samples']} samples from {source}, {num_dropped} dropped")
+    with PreparedWriter(folder, spec.vocab_size) as writer:
+        if source.is_dir():
+            facts = _copy_folder(writer, source)
+        else:
+            facts = _read_jsonl(writer, source, spec, data, seed)
+        if not writer.counts["train_samples"]:
+            reasons = ", ".join(f"{r} ({n} rows)" for r, n in writer.drops.most_common(1)) or "no rows"
+            raise UserError(
+                f"{source} holds no sample to train on with a supervised token",
+                hint=f"what is wrong with it: {reasons}; or lower data.validation_fraction",
+            )
+    return writer.finish(**facts)
 
 
 def _copy_folder(writer: PreparedWriter, source: Path) -> dict[str, Any]:
@@ -79,28 +69,30 @@ def _copy_folder(writer: PreparedWriter, source: Path) -> dict[str, Any]:
     return {key: manifest[key] for key in ("tokenizer_fingerprint", "template_fingerprint")}
 
 
-def _read_jsonl(writer: PreparedWriter, source: Path, context: RunContext) -> dict[str, Any]:
-    config = context.config
+def _read_jsonl(
+    writer: PreparedWriter, source: Path, spec: TargetSpec, data: DataSettings, seed: int
+) -> dict[str, Any]:
     say(f"extract: {source.name} names no tokenizer; its ids are taken to be the target's")
     seen: set[str] = set()
     ends: Counter[str] = Counter()
+    unused: Counter[str] = Counter()
     num_rows = 0
     for number, row in _rows(source):
         num_rows = number
-        sample = _sample(source, number, row, config.data.max_length)
+        sample = _sample(source, number, row, data.max_length, unused)
         if isinstance(sample, Drop):
             writer.drop(sample)
             continue
         if sample.sample_id in seen:
             raise UserError(f"{source} line {number}: the id {sample.sample_id!r} is there twice")
         seen.add(sample.sample_id)
-        ends += mask_ends(sample, context.spec.eos_token_ids)
-        held_out = below_share(sample.sample_id, config.data.validation_fraction, str(config.seed))
+        ends += mask_ends(sample, spec.eos_token_ids)
+        held_out = below_share(sample.sample_id, data.validation_fraction, str(seed))
         writer.add_sample("held_out" if held_out else "train", sample)
-    if sum(writer.drops.values()) > config.data.max_drop_share * num_rows:
+    if sum(writer.drops.values()) > data.max_drop_share * num_rows:
         reason, count = writer.drops.most_common(1)[0]
         raise UserError(
-            f"{source}: more rows are unusable than data.max_drop_share={config.data.max_drop_share}; "
+            f"{source}: more rows are unusable than data.max_drop_share={data.max_drop_share}; "
             f"most often: {reason} ({count} rows)",
             hint="mend the data, or raise data.max_drop_share",
         )
@@ -110,8 +102,10 @@ def _read_jsonl(writer: PreparedWriter, source: Path, context: RunContext) -> di
                 f"  warning: {ends[where]} of {ends.total()} masked spans end one token {where} the end of "
                 f"their turn, {ends['at']} at it: the loss_mask may be shifted by one"
             )
-    spec = context.spec
+    if unused:
+        say("  columns not used: " + ", ".join(f"{key} ({n:,})" for key, n in unused.most_common()))
     return {
+        "unused_columns": dict(unused.most_common()),
         "tokenizer_fingerprint": spec.tokenizer_fingerprint,
         "template_fingerprint": spec.template_fingerprint,
     }
@@ -134,8 +128,26 @@ def _rows(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, row
 
 
-def _sample(source: Path, number: int, row: dict[str, Any], max_length: int) -> TokenizedSample | Drop:
+def _sample(
+    source: Path, number: int, row: dict[str, Any], max_length: int, unused: Counter[str]
+) -> TokenizedSample | Drop:
     sample_id = str(row.get("id", f"line-{number:08d}"))
+    fields = Fields(row)
+    fields.take("id"), fields.take("input_ids")
+    try:
+        if fields.has(*MASK_KEYS[1:], "labels", "attention_mask"):
+            if not fields.has(*MASK_KEYS, "labels"):
+                fields = Fields({**row, "loss_mask": [1] * len(row["input_ids"])})
+            row = {
+                "input_ids": row["input_ids"],
+                "loss_mask": read_token_row(fields, sample_id, "").loss_mask,
+            }
+        fields.take("id"), fields.take("loss_mask")
+        if says_trained(fields, {}) is False:
+            raise BadRow("marked_not_trained")
+    except BadRow as error:
+        return Drop(sample_id, f"{source}:{number}", str(error))
+    unused.update(fields.unread())
     try:
         ids = np.asarray(row["input_ids"], dtype=np.int32)
         mask = np.asarray(row.get("loss_mask", [1] * len(ids))).astype(bool)

@@ -22,7 +22,7 @@ _ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
-class Bundle:
+class StatesBatch:
     """The states of S samples, and the figures of all their rows (``eyas.row_stats``), sample by sample.
 
     Shapes: aux [N, A, 4], last [R, 4]; sample i has rows aux_bounds[i] to aux_bounds[i + 1] of aux, and
@@ -36,7 +36,7 @@ class Bundle:
     last_bounds: Bounds
 
     @classmethod
-    def of(cls, states: Sequence[HiddenStates]) -> "Bundle":
+    def of(cls, states: Sequence[HiddenStates]) -> "StatesBatch":
         """Take what engines measured, after measuring some of those rows again; measure the others here.
 
         Raises: ContractError for a sample whose states are not those that were measured.

@@ -1,142 +1,61 @@
 """Engines that capture for a trainer, a window at a time; what is trained on is never stored."""
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 
-from eyas.capture.checked_writer import CheckedShardWriter
+from eyas.capture.capture_run import CaptureRun
+from eyas.capture.sample_checks import train_samples
 from eyas.capture.statistics import table_of
-from eyas.capture.stream_cache import Keeper, Unit
-from eyas.config.schema import RunConfig
-from eyas.data.prepared import read_samples
-from eyas.drafters.base import DraftConfig
-from eyas.engines.probe import compare_states, probe_again
+from eyas.capture.stream_cache import StreamCache
+from eyas.capture.stream_engine import StreamEngine
+from eyas.capture.windows import Unit, WindowSource
+from eyas.config.schema import RunConfig, TrainSettings
 from eyas.errors import UserError
 from eyas.files import fingerprint
-from eyas.plan.estimates import PlannedDraft, training_memory
-from eyas.plan.target_size import read_target_size
 from eyas.progress import say
-from eyas.stages.extract import examples_of, make_check, make_engine, probe_engine
-from eyas.stages.run_context import RunContext, facts_of
 from eyas.store.base import StateReader
-from eyas.store.journal import ShardRecord
-from eyas.store.window_store import Shares, StreamedStates, bytes_of, owned
-from eyas.train.launch import as_if_alone
+from eyas.store.window_store import Shares, StreamedStates, bytes_of
 from eyas.train.prefetch import Windows, whole
 from eyas.train.rank_errors import report_first_failure
 from eyas.train.ranks import Ranks
 from eyas.train.step_plan import StepPlan
-from eyas.types import Failure, HiddenStates, TokenizedSample
-
-
-@dataclass
-class Window:
-    """The states of one window; what a shelf writes to instead of a store."""
-
-    states: Sequence[HiddenStates] = ()
-    figures: Mapping[str, Any] | None = None
-
-    def write(
-        self,
-        shard: int,
-        states: Sequence[HiddenStates],
-        failures: Sequence[Failure] = (),
-        figures: Mapping[str, Any] | None = None,
-    ) -> ShardRecord:
-        self.states, self.figures = states, figures
-        size = sum(s.aux.nbytes + s.last.nbytes for s in states)
-        return ShardRecord(shard, len(states), sum(len(s.sample) for s in states), size, checksum="")
-
-
-class Source(Protocol):
-    """What captures this rank's share of windows: an engine here, or several elsewhere."""
-
-    busy_s: float  # seconds that engines worked for this rank
-
-    def begin(self, units: Sequence[Unit]) -> None:
-        """Be told what all ranks will ask for, each its own and in this order."""
-        ...
-
-    def capture(self, unit: Unit, samples: Sequence[TokenizedSample]) -> Window: ...
-
-    def close(self) -> None: ...
-
-
-class OneEngine:
-    """An engine of this process, started and probed, that vouches for each window."""
-
-    def __init__(self, context: RunContext, samples: Sequence[TokenizedSample]) -> None:
-        self.spec, self.busy_s = context.spec, 0.0
-        examples = examples_of(samples)
-        with as_if_alone():
-            self.engine = make_engine(context)
-            try:
-                self.probed, self.check = probe_engine(context, self.engine, examples)
-            except BaseException:
-                self.engine.close()
-                raise
-
-    def compare(self, ranks: Ranks) -> None:
-        """Raises: ProbeError where this rank's engine gives other states than the first one's."""
-        known = ranks.on_first(lambda: self.probed.states)
-        compare_states(self.probed.states, known, self.spec, f"on rank {ranks.rank} and on rank 0")
-
-    def begin(self, units: Sequence[Unit]) -> None:
-        pass
-
-    def capture(self, unit: Unit, samples: Sequence[TokenizedSample]) -> Window:
-        """Return the states of ``samples``, checked as extract does.
-
-        Raises: ContractError for wrong states or an engine that has drifted; EyasError for a failed sample.
-        """
-        started, window = time.monotonic(), Window()
-        shelf = CheckedShardWriter(window, self.check, max_failures=0)
-        try:
-            for item in self.engine.capture(shelf.feed([(0, samples)])):
-                shelf.put(item if isinstance(item, Failure) else owned(item, self.spec))
-            shelf.finish()
-        finally:
-            shelf.close()
-        # Before anything is learnt from them: a checkpoint could not be told from a good one afterwards.
-        probe_again(self.engine, self.spec, self.probed)
-        self.busy_s += time.monotonic() - started
-        return window
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-def train_samples(context: RunContext) -> list[TokenizedSample]:
-    """Read the train split, checked."""
-    check, samples = make_check(context), []
-    for sample in read_samples(context.samples_folder, "train"):
-        check(sample)
-        samples.append(sample)
-    return samples
+from eyas.types import HiddenStates, TokenizedSample
 
 
 class Stream:
     """The train split as one rank's trainer reads it, and what captures it once it is started."""
 
-    def __init__(self, context: RunContext, ranks: Ranks) -> None:
-        config, spec = context.config, context.spec
-        self.ranks, self.samples = ranks, train_samples(context)
-        data = fingerprint([context.output_of(context.samples_stage), spec.fingerprint, "train"])
+    def __init__(
+        self,
+        run: CaptureRun,
+        settings: TrainSettings,
+        cost_of: Callable[[np.ndarray], float],
+        ranks: Ranks,
+        seed: int,
+        samples_fingerprint: str,
+        fresh: bool,
+    ) -> None:
+        """``cost_of`` tells about how much work a sample is; ``samples_fingerprint`` identifies the
+        samples; ``fresh`` deletes states that were kept in part.
+
+        Raises: UserError for a sample that no engine can compute, or kept states that do not fit.
+        """
+        spec = run.spec
+        self.spec, self.ranks, self.samples = spec, ranks, train_samples(run)
+        data = fingerprint([samples_fingerprint, spec.fingerprint, "train"])
         self.in_turns = StreamedStates(spec, self.samples, self._capture, data)
         self.states: StateReader = self.in_turns
         self.windows: Windows = self._windows
-        cost_of = partial(context.drafter.cost_of, settings=config.draft)
-        self.steps = StepPlan.of(self.in_turns, cost_of, config.train, config.seed, ranks.size).shares
-        fleet = config.extract.fleet
+        self.steps = StepPlan.of(self.in_turns, cost_of, settings, seed, ranks.size).shares
+        self.fleet = run.settings.fleet
         # Units that exist at a time: each rank's, and with a fleet each rank's next and one an engine.
-        self.room = 2 * ranks.size + fleet.replicas if fleet else ranks.size
-        bounds = self.in_turns.plan(self.steps, config.train.stream_bytes // self.room)
+        self.room = 2 * ranks.size + self.fleet.replicas if self.fleet else ranks.size
+        bounds = self.in_turns.plan(self.steps, settings.stream_bytes // self.room)
         self.units = [
             unit
             for number, (start, end) in enumerate(bounds)
@@ -146,17 +65,19 @@ class Stream:
         self._own = {unit.window: unit for unit in self.units if unit.rank == ranks.rank}
         self.num_captured = 0
         self.figures: list[Mapping[str, Any] | None] = []
-        self.source: Source | None = None
+        self.source: WindowSource | None = None
         self._busy_before_s = 0.0
         self.kept_from = len(bounds)  # the window from which on all states are kept
-        self.keeper: Keeper | None = None
-        if config.train.keep_states:
+        self.cache: StreamCache | None = None
+        if settings.keep_states:
             ends = list(accumulate(len(unit.samples) for unit in self.units))
             self.first_epoch = self.units[: ends.index(len(self.samples)) + 1]
-            self.keeper = Keeper(context, ranks, self.samples, data, self.first_epoch)
-        if self.keeper and self.keeper.whole:
-            say(f"train: all states are kept in {self.keeper.folder}; no engine is needed")
-            self.states, self.windows = self.keeper.whole, whole
+            self.cache = StreamCache(
+                run.states_folder, spec, ranks, self.samples, data, self.first_epoch, fresh
+            )
+        if self.cache and self.cache.whole:
+            say(f"train: all states are kept in {self.cache.folder}; no engine is needed")
+            self.states, self.windows = self.cache.whole, whole
 
     @property
     def needs_engine(self) -> bool:
@@ -184,24 +105,24 @@ class Stream:
             for start, end in [bounds[unit.window]]
             if _samples_of(self.steps[max(start, first) : min(end, last)], unit.rank)
         ]
-        if self.keeper and self.keeper.will_be_whole(coming):
+        if self.cache and self.cache.will_be_whole(coming):
             self.kept_from = self.first_epoch[-1].window + 1
         self.source.begin([unit for unit in coming if unit.window < self.kept_from])
         return self.in_turns.windows(steps, first, last)
 
     def _capture(self, samples: Sequence[TokenizedSample], number: int) -> Sequence[HiddenStates]:
         if number >= self.kept_from:
-            assert self.keeper is not None
-            if isinstance(self.source, OneEngine):
+            assert self.cache is not None
+            if self.source and self.source.shares_device:
                 self.close()  # its memory is better used
-            return [self.keeper.read(sample) for sample in samples]
+            return [self.cache.read(sample) for sample in samples]
         assert self.source is not None
         unit = self._own[number]
         window = self.source.capture(unit, samples)
         self.num_captured += sum(map(len, samples))
         self.figures.append(window.figures)
-        if self.keeper:
-            self.keeper.keep(unit, window.states, window.figures)
+        if self.cache:
+            self.cache.keep(unit, window.states, window.figures)
         return window.states
 
 
@@ -210,34 +131,39 @@ def _samples_of(steps: Sequence[Shares], rank: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def streaming(context: RunContext, draft: DraftConfig, ranks: Ranks) -> Iterator[Stream]:
+def streaming(
+    run: CaptureRun,
+    settings: TrainSettings,
+    cost_of: Callable[[np.ndarray], float],
+    ranks: Ranks,
+    *,
+    seed: int,
+    samples_fingerprint: str,
+    fresh: bool,
+    on_gpu: bool,
+    check_gpu: Callable[[Sequence[TokenizedSample]], None],
+) -> Iterator[Stream]:
     """Start and probe an engine for the train split, unless all its states are kept; it is closed at the end.
 
-    Of several ranks each has an engine on its own GPU, or they share a fleet.
+    Of several ranks each has an engine on its own GPU, or they share a fleet. ``check_gpu`` refuses samples
+    that an engine and a trainer cannot share a GPU for.
     Raises: UserError for samples that do not fit in ``train.stream_bytes``, or a GPU too small for both.
     """
-    config = context.config
-    if facts_of(context, "extract")["inputs"]["samples"] != context.output_of(context.samples_stage):
-        raise UserError(
-            "the samples have changed since the held-out ones were captured",
-            hint=f"run: eyas extract -c {config.run_dir / 'run.yaml'} --fresh",
-        )
-    _check_engines(config, ranks.size)
     # The run's own folder is locked already; states elsewhere may be wanted by another run.
-    shared = config.train.keep_states and config.extract.states_dir is not None and ranks.is_first
-    with context.states_folder.lock() if shared else nullcontext():
-        stream = Stream(context, ranks)
+    shared = settings.keep_states and run.settings.states_dir is not None and ranks.is_first
+    with run.states_folder.lock() if shared else nullcontext():
+        stream = Stream(run, settings, cost_of, ranks, seed, samples_fingerprint, fresh)
         try:
             if stream.needs_engine:
-                _check_room(stream, context)
-                if config.extract.fleet is None:
-                    _check_gpu(context, draft, stream.samples)
-                    stream.source = one = OneEngine(context, stream.samples)
+                _check_room(stream, settings.stream_bytes)
+                if run.settings.fleet is None:
+                    check_gpu(stream.samples)
+                    stream.source = one = StreamEngine(run, stream.samples)
                     one.compare(ranks)
                 else:
                     from eyas.capture.stream_fleet import EngineFleet
 
-                    stream.source = EngineFleet(context, ranks, stream.room)
+                    stream.source = EngineFleet(run, ranks, stream.room, on_gpu)
             with report_first_failure(ranks):
                 yield stream
             if not ranks.is_first:
@@ -265,10 +191,10 @@ def check_stream(config: RunConfig) -> None:
                 f"train.source=stream does not go with {key}: {why}",
                 hint=f"leave {key} out, or store the states with train.source=store",
             )
-    _check_engines(config, config.train.num_gpus)
+    check_engines(config, config.train.num_gpus)
 
 
-def _check_engines(config: RunConfig, num_ranks: int) -> None:
+def check_engines(config: RunConfig, num_ranks: int) -> None:
     """Raises: UserError for an engine of several GPUs beside each of several ranks, which have one."""
     extract, gpus = config.extract, config.vllm.tensor_parallel_size
     if num_ranks > 1 and gpus > 1 and extract.engine == "vllm" and not (extract.fleet or extract.endpoint):
@@ -279,13 +205,13 @@ def _check_engines(config: RunConfig, num_ranks: int) -> None:
         )
 
 
-def facts_of_stream(context: RunContext, stream: Stream) -> dict[str, Any]:
+def facts_of_stream(stream: Stream) -> dict[str, Any]:
     """Return what the stage records: who waited for whom since training last started, and the layers seen.
 
     ``waited_s`` is how long a trainer waited for states and ``trainer_s`` how long it worked on them, the
     mean over the ranks; the other figures are sums. ``engine_s`` is how long engines worked.
     """
-    turns, ids = stream.in_turns.turns, (*context.spec.aux_layer_ids, context.spec.num_layers)
+    turns, ids = stream.in_turns.turns, (*stream.spec.aux_layer_ids, stream.spec.num_layers)
     own = {
         "engine_s": stream.busy_s,
         "trainer_s": turns.trainer_s,
@@ -297,14 +223,14 @@ def facts_of_stream(context: RunContext, stream: Stream) -> dict[str, Any]:
     everyone = stream.ranks.gather((own, stream.figures))
     total = {name: sum(found[name] for found, _ in everyone) for name in own}
     figures = [one for _, found in everyone for one in found]
-    if not stream.needs_engine and stream.keeper and stream.keeper.whole:
-        figures = stream.keeper.whole.figures
+    if not stream.needs_engine and stream.cache and stream.cache.whole:
+        figures = stream.cache.whole.figures
     size = stream.ranks.size
     trainer_s, waited_s = total["trainer_s"] / size, total["waited_s"] / size
     engines = total["engine_s"] / total["trainer_s"] if trainer_s else None
     if engines is not None:
-        fleet = context.config.extract.fleet
-        slower = "engine" if engines * size >= (fleet.replicas if fleet else size) else "trainer"
+        num_engines = stream.fleet.replicas if stream.fleet else size
+        slower = "engine" if engines * size >= num_engines else "trainer"
         busy = f"{engines:.2g} engines would keep one trainer" if engines >= 1 else (
             f"one engine would keep {1 / max(engines, 1e-9):.2g} trainers"
         )  # fmt: skip
@@ -328,14 +254,14 @@ def facts_of_stream(context: RunContext, stream: Stream) -> dict[str, Any]:
     }
 
 
-def _check_room(stream: Stream, context: RunContext) -> None:
-    sizes = [bytes_of(sample, context.spec) for sample in stream.samples]
+def _check_room(stream: Stream, given: int) -> None:
+    sizes = [bytes_of(sample, stream.spec) for sample in stream.samples]
     largest = max(
         sum(sizes[i] for i in _samples_of([step], rank))
         for step in stream.steps
         for rank in range(stream.ranks.size)
     )
-    needed, given = largest * stream.room, context.config.train.stream_bytes
+    needed = largest * stream.room
     if needed > given:
         raise UserError(
             f"the states of one step take up to {largest:,} bytes, and room is needed for {stream.room} such "
@@ -344,15 +270,20 @@ def _check_room(stream: Stream, context: RunContext) -> None:
         )
 
 
-def _check_gpu(context: RunContext, draft: DraftConfig, samples: Sequence[TokenizedSample]) -> None:
-    """Refuse a vLLM that takes so much of the GPU that training does not fit beside it."""
-    config = context.config
-    if context.device != "cuda" or config.extract.engine != "vllm" or config.extract.endpoint is not None:
+def check_gpu(
+    config: RunConfig,
+    on_gpu: bool,
+    training_bytes: Callable[[float], float],
+    samples: Sequence[TokenizedSample],
+) -> None:
+    """Refuse a vLLM that takes so much of the GPU that training does not fit next to it.
+
+    ``training_bytes`` estimates what training needs, given the share of tokens that are supervised.
+    Raises: UserError.
+    """
+    if not on_gpu or config.extract.engine != "vllm" or config.extract.endpoint is not None:
         return
-    supervised = sum(int(s.supervised.sum()) for s in samples) / sum(len(s) for s in samples)
-    planned = PlannedDraft(context.drafter, draft)
-    size = read_target_size(config.target, context.default_aux_layer_ids)
-    needed = training_memory(config, planned, size, supervised)
+    needed = training_bytes(sum(int(s.supervised.sum()) for s in samples) / sum(len(s) for s in samples))
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     share = config.vllm.gpu_memory_utilization
     if needed > total * (1 - share):

@@ -3,32 +3,22 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from eyas.capture.windows import Unit
 from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
-from eyas.stages.run_context import RunContext
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore, ShardWriter, missing_shards
+from eyas.store.storage import Folder
 from eyas.train.ranks import Ranks
-from eyas.types import HiddenStates, TokenizedSample
+from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 FOLDER = "train_streamed"
 # How long a file system may take to show one machine what another one has written.
 _SHOWN_WITHIN_S = 120.0
-
-
-class Unit(NamedTuple):
-    """A rank's share of a window, which one engine captures: the samples, by index."""
-
-    window: int
-    rank: int
-    samples: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"window {self.window} of rank {self.rank}"
 
 
 class KeptStates:
@@ -72,7 +62,7 @@ class KeptStates:
         return states
 
 
-class Keeper:
+class StreamCache:
     """Writes the units of the first epoch, each a shard, and reads them once all are there.
 
     Of several ranks each writes its own, to a journal of its own.
@@ -80,23 +70,28 @@ class Keeper:
 
     def __init__(
         self,
-        context: RunContext,
+        states_folder: Folder,
+        spec: TargetSpec,
         ranks: Ranks,
         samples: Sequence[TokenizedSample],
         data: str,
         units: Sequence[Unit],
+        fresh: bool,
     ) -> None:
-        """``units`` are those of the first epoch."""
-        self.folder, self._samples, self._data = context.states_folder / FOLDER, samples, data
+        """``units`` are those of the first epoch; ``fresh`` deletes what is kept of some states.
+
+        Raises: UserError for states of another target, of other samples, or kept in another order.
+        """
+        self.folder, self._samples, self._data = states_folder / FOLDER, samples, data
         self._shard_of = {unit: shard for shard, unit in enumerate(units)}
         order = [samples[i].sample_id for unit in units for i in unit.samples]
         bounds = accumulate((len(unit.samples) for unit in units), initial=0)
-        self._manifest = StoreManifest(context.spec, fingerprint([data, order]), tuple(bounds))
+        self._manifest = StoreManifest(spec, fingerprint([data, order]), tuple(bounds))
         self.whole = self._open()
         self._writer: ShardWriter | None = None
         self._missing: set[int] = set()
         if self.whole is None:
-            ranks.on_first(lambda: self._make(context.fresh))
+            ranks.on_first(lambda: self._make(fresh))
             self._writer = ShardWriter(
                 self.folder, self._manifest, "" if ranks.size == 1 else f"rank-{ranks.rank}"
             )

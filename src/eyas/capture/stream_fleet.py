@@ -5,25 +5,25 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
-from eyas.capture.fleet import check_fleet, common_facts, for_actors
-from eyas.capture.stream import OneEngine, Window, train_samples
-from eyas.capture.stream_cache import Unit
-from eyas.config.load import LoadedConfig
+from eyas.capture.capture_run import CaptureRun
+from eyas.capture.fleet import common_facts
+from eyas.capture.sample_checks import train_samples
+from eyas.capture.stream_engine import StreamEngine
+from eyas.capture.windows import Unit, Window
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
 from eyas.scale.cluster import ClusterAddress, check_room, cluster, joined
-from eyas.stages.run_context import RunContext
 from eyas.train.launch import as_if_alone
 from eyas.train.rank_errors import RankLeft
 from eyas.train.ranks import Ranks
-from eyas.types import HiddenStates, TokenizedSample
+from eyas.types import HiddenStates, TargetSpec, TokenizedSample
 
 if TYPE_CHECKING:
     from eyas.scale.fleet import Fleet
@@ -43,8 +43,14 @@ class EngineFleet:
     The first rank drives the engines; every rank takes its own units as soon as they are there.
     """
 
-    def __init__(self, context: RunContext, ranks: Ranks, room: int) -> None:
-        self.context, self.ranks, self.room = context, ranks, room
+    shares_device = False
+
+    def __init__(self, run: CaptureRun, ranks: Ranks, room: int, on_gpu: bool) -> None:
+        """``on_gpu`` says whether the trainers are on GPUs."""
+        assert run.settings.fleet is not None
+        assert run.actors is not None
+        self.run, self.settings, self.actors = run, run.settings.fleet, run.actors
+        self.ranks, self.room = ranks, room
         self.busy_s = 0.0
         self._fleet: Fleet | None = None
         self._driver: threading.Thread | None = None
@@ -54,13 +60,13 @@ class EngineFleet:
         self._arrived: queue.SimpleQueue[Sent | BaseException] = queue.SimpleQueue()
         self._stack = ExitStack()
         try:
-            self._check_machines()
+            self._check_machines(on_gpu)
             place, name = ranks.on_first(self._open)
             if not ranks.is_first:
                 self._stack.enter_context(joined(place))
-                from eyas.scale.result_mailbox import Desk
+                from eyas.scale.result_mailbox import ResultMailbox
 
-                self._desk = Desk.find(name)
+                self._mailbox = ResultMailbox.find(name)
         except BaseException:
             self._stack.close()
             raise
@@ -72,11 +78,10 @@ class EngineFleet:
         if self.ranks.is_first:
             from eyas.scale.fleet import Fleet
 
-            self._units, settings = units, self.context.config.extract.fleet
-            assert settings is not None
-            say(f"train: {settings.replicas} engines capture {len(own)} windows; each is probed first")
-            make = functools.partial(StreamWorker, for_actors(self.context.loaded))
-            self._fleet = Fleet(units, make, settings, common_facts(self.context), self.room)
+            self._units = units
+            say(f"train: {self.settings.replicas} engines capture {len(own)} windows; each is probed first")
+            make = functools.partial(StreamWorker, self.actors.make_run)
+            self._fleet = Fleet(units, make, self.settings, common_facts(self.run), self.room)
             self._driver = threading.Thread(target=self._drive, args=(self._fleet,), daemon=True)
             self._driver.start()
 
@@ -99,7 +104,7 @@ class EngineFleet:
         if len(sent.parts) != len(samples):
             raise EyasError(f"{len(sent.parts)} samples came of {unit}, which has {len(samples)}")
         pairs = zip(samples, sent.parts, strict=True)
-        return Window([_received(s, *part, self.context) for s, part in pairs], sent.figures)
+        return Window([_received(s, *part, self.run.spec) for s, part in pairs], sent.figures)
 
     def close(self) -> None:
         """Stop the engines: by themselves where all units have been taken, else at once."""
@@ -111,13 +116,10 @@ class EngineFleet:
         if self._error and not self._num_left:
             raise self._error
 
-    def _check_machines(self) -> None:
+    def _check_machines(self, on_gpu: bool) -> None:
         """Raises: UserError for a cluster that would take the trainers' GPUs, or not reach all of them."""
-        config = self.context.config
-        fleet, here = config.extract.fleet, config.ray.address is None
-        assert fleet is not None
-        check_fleet(config)
-        if self.context.device == "cuda" and fleet.gpus_per_replica and here:
+        here = self.actors.address is None
+        if on_gpu and self.settings.gpus_per_replica and here:
             raise UserError(
                 "Ray on this machine would give the trainer's GPU to an engine",
                 hint="leave it out: CUDA_VISIBLE_DEVICES=1,2,3 ray start --head, then set ray.address=auto",
@@ -130,24 +132,21 @@ class EngineFleet:
             )
 
     def _open(self) -> tuple[ClusterAddress, str]:
-        """Start Ray or join it; return its address and the desk's name, for the other ranks."""
-        config = self.context.config
-        assert config.extract.fleet is not None
+        """Start Ray or join it; return its address and the mailbox's name, for the other ranks."""
         with as_if_alone():
-            replicas = config.extract.fleet.replicas
-            place = self._stack.enter_context(cluster(config.ray.address, replicas))
-        check_room(config.extract.fleet)
-        from eyas.scale.result_mailbox import Desk
+            place = self._stack.enter_context(cluster(self.actors.address, self.settings.replicas))
+        check_room(self.settings)
+        from eyas.scale.result_mailbox import ResultMailbox
 
-        self._desk = Desk.open()
-        return place, self._desk.name
+        self._mailbox = ResultMailbox.open()
+        return place, self._mailbox.name
 
     def _say_why(self, unit: Unit, found: BaseException) -> NoReturn:
         if self._error is not None:
             raise self._error
-        from eyas.scale.result_mailbox import DeskClosed
+        from eyas.scale.result_mailbox import MailboxClosed
 
-        if isinstance(found, DeskClosed) and not self.ranks.is_first:
+        if isinstance(found, MailboxClosed) and not self.ranks.is_first:
             raise RankLeft from found
         raise EyasError(
             f"{unit} did not arrive: {' '.join(str(found).split())[:300]}",
@@ -157,17 +156,17 @@ class EngineFleet:
     def _drive(self, fleet: "Fleet") -> None:
         try:
             for unit, reference in fleet.results():
-                self._desk.put((unit.window, unit.rank), reference)
+                self._mailbox.put((unit.window, unit.rank), reference)
                 del reference
         except BaseException as error:
             self._error = error
-            self._desk.close()
+            self._mailbox.close()
 
     def _take(self, windows: Sequence[int]) -> None:
         """Fetch this rank's units, in order, as soon as they are there."""
         try:
             for window in windows:
-                self._arrived.put(self._desk.take((window, self.ranks.rank)))
+                self._arrived.put(self._mailbox.take((window, self.ranks.rank)))
         except BaseException as error:
             self._arrived.put(error)
 
@@ -175,17 +174,17 @@ class EngineFleet:
 class StreamWorker:
     """One engine of the fleet; it starts with the first window it is given, and is probed then."""
 
-    def __init__(self, loaded: LoadedConfig, name: str) -> None:
-        self.context = RunContext(loaded)
-        self.engine: OneEngine | None = None
+    def __init__(self, make_run: Callable[[], CaptureRun], name: str) -> None:
+        self.run = make_run()
+        self.engine: StreamEngine | None = None
 
     def facts(self) -> Mapping[str, str]:
-        return common_facts(self.context)
+        return common_facts(self.run)
 
     def do(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, Sent]]:
         if self.engine is None:
-            self.samples = train_samples(self.context)
-            self.engine = OneEngine(self.context, self.samples)
+            self.samples = train_samples(self.run)
+            self.engine = StreamEngine(self.run, self.samples)
         for unit in units:
             started = time.monotonic()
             samples = [self.samples[i] for i in unit.samples]
@@ -205,10 +204,8 @@ def _bytes(tensor: torch.Tensor) -> np.ndarray:
     return out
 
 
-def _received(
-    sample: TokenizedSample, aux: np.ndarray, last: np.ndarray, context: RunContext
-) -> HiddenStates:
+def _received(sample: TokenizedSample, aux: np.ndarray, last: np.ndarray, spec: TargetSpec) -> HiddenStates:
     """Copy a sample out of the object store, so that its place there is free."""
-    dtype = getattr(torch, context.spec.dtype)
+    dtype = getattr(torch, spec.dtype)
     states = [torch.from_numpy(part.copy()).view(dtype) for part in (aux, last)]
     return HiddenStates(sample, states[0], states[1])

@@ -56,6 +56,10 @@ class DataSettings(Section):
     max_drop_share: float = Field(0.1, ge=0, le=1, description="stop when more rows than this are dropped")
     skip_broken_lines: bool = Field(False, description="count lines that are not JSON as drops, and go on")
     role_map: dict[str, str] = Field({}, description="further role names, e.g. {my-model: assistant}")
+    ignore_keys: tuple[str, ...] = Field(
+        (),
+        description="keys of rows and messages that are not read, e.g. a weight that is no training weight",
+    )
     template_kwargs: dict[str, Any] = Field(
         {}, description="passed to the chat template, as the server will: e.g. {enable_thinking: false}"
     )

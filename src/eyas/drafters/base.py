@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from eyas.config.schema import TrainSettings
-from eyas.drafters.common.batch import PackedBatch
+from eyas.drafters.common.batch import BatchPlan, PackedBatch
 from eyas.drafters.common.stored import StoredDraft
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TargetSpec, VocabMap
@@ -65,19 +65,6 @@ class Draft(Protocol):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return the parameters that training changes, by name: those that checkpoints and exports hold."""
-
-
-class BatchPlan(Protocol):
-    """Which rows or anchors of a packed batch are trained; made on the CPU next to the batch.
-
-    ``num_supervised`` is what summed losses are divided by, after adding up batches and ranks.
-    """
-
-    @property
-    def num_supervised(self) -> int: ...
-    def tensors(self) -> list[torch.Tensor]: ...
-    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Return the plan with every tensor changed: moved, or pinned."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ def restrict(
     mass: torch.Tensor,
     negative_entropy: torch.Tensor,
     argmax: torch.Tensor,
+    coverage: torch.Tensor | None = None,
 ) -> None:
     """Write each row's argmax over all ids, its softmax p over ``target_ids``, and the sums of p and p log p.
 
-    Both sums are of p as it is stored. Shapes: logits [r, V], target_ids [W], probabilities [r, W],
-    mass, negative_entropy, argmax [r].
+    Both sums are of p as it is stored. ``coverage`` takes the share of the softmax over all ids that
+    ``target_ids`` have. Shapes: logits [r, V], target_ids [W], probabilities [r, W], mass, negative_entropy,
+    argmax, coverage [r].
     """
     _restrict[(len(logits),)](
         logits,
@@ -27,8 +29,10 @@ def restrict(
         mass,
         negative_entropy,
         argmax,
+        mass if coverage is None else coverage,
         logits.shape[1],
         len(target_ids),
+        WITH_COVERAGE=coverage is not None,
         BLOCK=_BLOCK,
         num_warps=_WARPS,
     )
@@ -36,8 +40,9 @@ def restrict(
 
 @triton.jit
 def _restrict(
-    logits, target_ids, probabilities, mass_of, entropy_of, argmax, vocab_size, width, BLOCK: tl.constexpr
-):
+    logits, target_ids, probabilities, mass_of, entropy_of, argmax, coverage_of, vocab_size, width,
+    WITH_COVERAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     z_row = logits + row * vocab_size
     i = tl.arange(0, BLOCK)
@@ -60,6 +65,13 @@ def _restrict(
         z = tl.load(z_row + ids, mask=at < width, other=-float("inf")).to(tl.float32)
         total += tl.exp(z - shift)
     whole = tl.maximum(tl.sum(total, 0), 1.0e-30)
+    if WITH_COVERAGE:
+        of_all = tl.zeros([BLOCK], dtype=tl.float32)
+        for start in range(0, vocab_size, BLOCK):
+            at = start + i
+            z = tl.load(z_row + at, mask=at < vocab_size, other=-float("inf")).to(tl.float32)
+            of_all += tl.exp(z - shift)
+        tl.store(coverage_of + row, tl.sum(total, 0) / tl.sum(of_all, 0))
     mass = tl.zeros([BLOCK], dtype=tl.float32)
     entropy = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, width, BLOCK):

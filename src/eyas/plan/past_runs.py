@@ -6,8 +6,8 @@ import yaml
 
 from eyas.errors import EyasError
 from eyas.plan.measure_rates import VALIDATION_COST
+from eyas.run_folder import FOLDERS, STAGES, read_record
 from eyas.stages.run_context import RunContext
-from eyas.stages.stage_records import FOLDERS, STAGES, read_record
 
 
 def earlier_rates(context: RunContext) -> dict[str, tuple[float, str]]:
@@ -67,8 +67,10 @@ def _is_alike(run_dir: Path, context: RunContext) -> bool:
         return False
     there, here = yaml.safe_load(path.read_text(encoding="utf-8")), context.config.model_dump(mode="json")
     keys = (("target", "model"), ("target", "dtype"), ("extract", "engine"), ("regenerate", "engine"),
-            ("regenerate", "endpoint"), ("regenerate", "batch_size"), ("draft", "vocab_size"),
-            ("train", "num_unroll_steps"), ("train", "device"), ("train", "compute_dtype"),
-            ("train", "batch_tokens"), ("evaluate", "max_new_tokens"),
+            ("regenerate", "endpoint"), ("regenerate", "batch_size"), ("train", "device"),
+            ("train", "compute_dtype"), ("train", "batch_tokens"), ("evaluate", "max_new_tokens"),
             ("vllm", "tensor_parallel_size"))  # fmt: skip
-    return all(there.get(section, {}).get(key) == here[section][key] for section, key in keys)
+    drafts = [{k: v for k, v in run.get("draft", {}).items() if k != "init_from"} for run in (there, here)]
+    return drafts[0] == drafts[1] and all(
+        there.get(section, {}).get(key) == here[section][key] for section, key in keys
+    )

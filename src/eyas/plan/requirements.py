@@ -4,13 +4,14 @@ import dataclasses
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from eyas.plan import estimates
 from eyas.plan.estimates import PlannedDraft, Tokens
 from eyas.plan.target_size import TargetSize
+from eyas.run_folder import FOLDERS
 from eyas.stages.run_context import RunContext
-from eyas.stages.stage_records import FOLDERS
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def memory_needs(
 ) -> list[Need]:
     config = context.config
     gpus = round(gpu_memory * 2**30) if gpu_memory else _gpu_bytes()
-    ram = _ram_bytes()
+    ram = int(psutil.virtual_memory().available)
     place = gpus if gpus is not None else ram
     kind = "a GPU" if gpus is not None or config.extract.engine == "vllm" else "memory"
     engine, what = estimates.engine_memory(config, shape, config.extract.engine)
@@ -86,12 +87,3 @@ def _gpu_bytes() -> int | None:
     import torch
 
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
-
-
-def _ram_bytes() -> int | None:
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        return None
-    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return int(values["MemAvailable"].split()[0]) * 1024

@@ -8,8 +8,8 @@ from eyas.errors import UserError, did_you_mean
 from eyas.plan.estimates import Tokens
 from eyas.plan.measure_rates import VALIDATION_COST, MeasuredRates, Rows
 from eyas.progress_displays import duration
+from eyas.run_folder import read_record
 from eyas.stages.run_context import RunContext
-from eyas.stages.stage_records import read_record
 
 UNITS = {"prepare": "rows", "regenerate": "answered tokens", "extract": "tokens", "train": "tokens",
           "evaluate": "prompts"}  # fmt: skip

@@ -1,96 +1,53 @@
-"""The parts of report.html on training and measurements, one function each; without data, empty."""
+"""What report.html shows of training and measurements: points, bars and rows, one function each."""
 
-import platform
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import eyas
-from eyas.config.explain import to_commented_yaml
-from eyas.report.html import html_bars, html_table
+from eyas.report.finished_run import FinishedRun
 from eyas.report.serving_section import identical_of
-from eyas.report.svg import line_chart
-from eyas.stages.run_context import RunContext, facts_of
 
 
-def curves(history: Sequence[dict[str, Any]]) -> list[str]:
-    """Loss and acceptance length over the optimizer's steps."""
+def curves(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Return loss and acceptance length over the optimizer's steps, as named lines."""
     steps = [row for row in history if not row.get("validation") and row.get("taken", True)]
     checks = [row for row in history if row.get("validation")]
-    loss = {
-        "training": [(r["step"], r["loss"]) for r in steps],
-        "held out": [(r["step"], r["loss"]) for r in checks],
+    return {
+        "loss": {
+            "training": [(r["step"], r["loss"]) for r in steps],
+            "held out": [(r["step"], r["loss"]) for r in checks],
+        },
+        "lengths": {"held out": [(r["step"], r["acceptance_length"]) for r in checks]},
     }
-    lengths = [(r["step"], r["acceptance_length"]) for r in checks]
-    return [
-        "<h2>Loss</h2><p>The draft's weighted training loss per supervised row (nats).</p>",
-        line_chart(loss, "optimizer step", "loss"),
-        "<h2>Acceptance length while training</h2><p>Replayed on held-out answers.</p>",
-        line_chart({"held out": lengths}, "optimizer step", "tokens per target forward"),
-    ]
 
 
-def positions(report: dict[str, Any]) -> list[str]:
-    """Acceptance by draft position, decoded and predicted."""
+def positions(report: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return acceptance by draft position, decoded and predicted, as bars."""
     pairs = zip(report["acceptance_rates"], report["predicted_rates"], strict=False)  # SGLang has no rates
-    bars = [
+    return [
         (f"token {k}, {which}", rate)
         for k, (decoded, predicted) in enumerate(pairs, 1)
         for which, rate in (("decoded", decoded), ("predicted", predicted))
     ]
-    return [
-        "<h2>Acceptance by position</h2><p>Share of rounds in which draft token k was accepted.</p>",
-        html_bars(bars, "{:.1%}"),
-    ]
 
 
-def layers(found: dict[str, dict[str, Any]]) -> list[str]:
-    """What the captured states look like, layer by layer."""
+def layers(found: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return what the captured states look like, layer by layer: ``rms`` as bars, and all as ``rows``."""
     rows: list[tuple[str, ...]] = []
-    bars: list[tuple[str, float]] = []
+    rms: list[tuple[str, float]] = []
     for split, table in found.items():
         for layer, row in table.items():
             figures = (f"{row[key]:.4g}" for key in ("min", "max", "mean", "rms"))
             rows.append((f"{layer}, {split.replace('_', ' ')}", *figures))
             if split == "train":
-                bars.append((f"layer {layer}", row["rms"]))
-    if not rows:
-        return []
-    return [
-        "<h2>Hidden states</h2><p>Root mean square of each captured layer (layer L is the stream after L "
-        "layers; the last one feeds the final norm). A layer of zeros, or two that are equal, would be a "
-        "capture gone wrong.</p>",
-        html_bars(bars, "{:.4g}"),
-        html_table(rows, ("layer", "min", "max", "mean", "RMS")),
-    ]
+                rms.append((f"layer {layer}", row["rms"]))
+    return {"rms": rms, "rows": rows}
 
 
-def examples(report: dict[str, Any]) -> list[str]:
-    """Decoded answers, with what the draft got right and wrong."""
-    found = report.get("examples") or []
-    if not found:
-        return []
-    parts = [
-        "<h2>Examples</h2>",
-        '<p class="key"><span class="accepted">draft token, accepted</span><span class="rejected">'
-        "draft token, refused</span><span>token of the target</span></p>",
-    ]
-    for example in found:
-        pieces = "".join(
-            escape(text) if kind == "target" else f'<span class="{escape(kind)}">{escape(text)}</span>'
-            for kind, text in example["pieces"]
-        )
-        parts.append(f'<p class="soft">{escape(example["prompt"])}</p><div class="example">{pieces}</div>')
-    return parts
-
-
-def checks(context: RunContext) -> list[str]:
-    """The contracts that this run's finished stages have passed; each stage stops where one does not hold."""
-    report = facts_of(context, "evaluate")["report"]
-    extracted, prepared = facts_of(context, "extract"), facts_of(context, "prepare")
-    spec = context.spec
-    dropped = sum(prepared.get("drops", {}).values())
-    failures = extracted["num_failures"]
+def checks(run: FinishedRun) -> list[tuple[str, str]]:
+    """Return the contracts that the finished stages have passed; a stage stops where one does not hold."""
+    report, spec = run.evaluation, run.spec
+    dropped = sum(run.facts("prepare").get("drops", {}).values())
+    failures = run.facts("extract")["num_failures"]
     lossless = f"answers that are the target's own, token for token: {identical_of(report)}"
     if report["differences"]:
         lossless += "; each other one first differs at a near-tie of the target's likeliest tokens"
@@ -106,19 +63,4 @@ def checks(context: RunContext) -> list[str]:
     ]  # fmt: skip
     if report["identical"] is not None:
         rows.append(("lossless", lossless))
-    return ["<h2>Checks passed</h2>", html_table(rows)]
-
-
-def settings(context: RunContext) -> list[str]:
-    import torch
-    import transformers
-
-    versions = (
-        f"eyas {eyas.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"Python {platform.python_version()}"
-    )
-    return [
-        "<details><summary>Settings and versions</summary>",
-        f"<pre>{escape(to_commented_yaml(context.loaded))}</pre>",
-        f"<p>{versions}</p></details>",
-    ]
+    return rows

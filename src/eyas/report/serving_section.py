@@ -1,21 +1,17 @@
-"""What the served draft's figures look like: rows for the screen, pictures for report.html."""
+"""What the engine measured of a draft: rows for the screen, lines and bars for report.html."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from html import escape
+from collections.abc import Mapping
 from typing import Any
 
-from eyas.report.html import html_bars, html_table
-from eyas.report.svg import line_chart
 
-
-def identical_of(report: dict[str, Any]) -> str:
+def identical_of(report: Mapping[str, Any]) -> str:
     """Say how many of the answers with the draft are the target's own."""
     known = report["identical"] is not None
     return f"{report['identical']} of {report['num_prompts']}" if known else "not compared"
 
 
-def served_rows(served: dict[str, Any]) -> list[tuple[str, str]]:
+def served_rows(served: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of the summary table that the engine's figures fill."""
     rows = [("served by", served["engine"])]
     for point in served["points"]:
@@ -38,9 +34,9 @@ def served_rows(served: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def served_sections(served: dict[str, Any]) -> Iterator[str]:
-    """Yield the page's sections: what to do, speed over concurrency, acceptance by suite and category."""
-    yield f"<h2>In the engine</h2><p>{escape(served['recommendation'])}.</p>"
+def served_charts(served: Mapping[str, Any]) -> list[tuple[str, dict[str, list[tuple[float, float]]], str]]:
+    """Return (heading, lines, unit) of speed over concurrency, where there is more than one to draw."""
+    charts = []
     for temperature in sorted({p["temperature"] for p in served["points"]}):
         points = [p for p in served["points"] if p["temperature"] == temperature]
         for title, key, unit in (
@@ -54,15 +50,17 @@ def served_sections(served: dict[str, Any]) -> Iterator[str]:
                     k = p["num_draft_tokens"]
                     lines[f"K = {k}" if k else "target alone"].append((p["concurrency"], p[key]))
             if any(len(line) > 1 for line in lines.values()):
-                yield f"<h3>{title}, temperature {temperature:g}</h3>"
-                yield line_chart(dict(lines), "requests at a time", unit)
-    bars = [
+                charts.append((f"{title}, temperature {temperature:g}", dict(lines), unit))
+    return charts
+
+
+def served_lengths(served: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the acceptance length of each suite and category as bars."""
+    return [
         (f"{row['category'] if row['category'] != 'all' else row['suite']}, K = {row['num_draft_tokens']}",
          row["acceptance_length"][0])
         for row in served["categories"]
     ]  # fmt: skip
-    yield "<h3>Acceptance length by suite and category</h3>" + html_bars(bars, "{:.2f}")
-    yield html_table(served_rows(served))
 
 
 def _conditions(point: dict[str, Any]) -> str:

@@ -1,18 +1,20 @@
-"""Small line charts as SVG text, for a page that needs nothing else."""
+"""Small line charts as SVG, for a page that needs nothing else; names and labels are escaped here."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from markupsafe import Markup
+
 _WIDTH, _HEIGHT = 640, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 44
-_COLOURS = ("var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)")
+_COLORS = ("var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)")
 
 
-def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> str:
+def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> Markup:
     """Draw named series of (x, y) points on common axes, with a legend when there are several."""
     points = [p for line in series.values() for p in line]
     if not points:
-        return "<p>no data</p>"
+        return Markup("<p>no data</p>")
     x_low, x_high = _range([x for x, _ in points])
     y_low, y_high = _range([y for _, y in points])
 
@@ -35,37 +37,18 @@ def line_chart(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str
         shown = f"{x_value:.0f}" if x_high - x_low >= 8 else f"{x_value:.4g}"
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 24}" text-anchor="middle">{shown}</text>')
     for number, (name, line) in enumerate(series.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
+        color = _COLORS[number % len(_COLORS)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*p) for p in line))
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
+        parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{path}"/>')
         if len(series) > 1:
             y = _TOP + 14 + 20 * number
-            parts.append(f'<text x="{_WIDTH - _RIGHT - 4}" y="{y}" text-anchor="end" style="fill:{colour}">')
+            parts.append(f'<text x="{_WIDTH - _RIGHT - 4}" y="{y}" text-anchor="end" style="fill:{color}">')
             parts.append(f"{escape(name)}</text>")
     x = (_LEFT + _WIDTH) / 2
     parts.append(f'<text x="{x}" y="{_HEIGHT - 2}" text-anchor="middle">{escape(x_label)}</text></svg>')
-    return "".join(parts)
+    return Markup("".join(parts))
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def bar_chart(bars: Sequence[tuple[str, float]], value_format: str) -> str:
-    """Draw named bars below each other, each with its value behind it."""
-    if not bars:
-        return "<p>no data</p>"
-    row, left, right = 22, 190, 90
-    height = row * len(bars) + 6
-    most = max(value for _, value in bars) or 1.0
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">']
-    for number, (name, value) in enumerate(bars):
-        y = row * number + 4
-        length = (_WIDTH - left - right) * value / most
-        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(name[:32])}</text>')
-        parts.append(
-            f'<rect x="{left}" y="{y + 2}" width="{length:.1f}" height="{row - 6}" fill="{_COLOURS[0]}"/>'
-        )
-        parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 14}">{value_format.format(value)}</text>')
-    return "".join(parts) + "</svg>"

@@ -24,11 +24,11 @@ class ClusterAddress(NamedTuple):
     auth_mode: str | None
 
 
-def joined(place: ClusterAddress) -> AbstractContextManager[ClusterAddress]:
+def joined(address: ClusterAddress) -> AbstractContextManager[ClusterAddress]:
     """Join the cluster that another process of this run has started or joined; before ``ray`` is imported."""
-    if place.auth_mode is not None:
-        os.environ[_AUTH_MODE] = place.auth_mode
-    return cluster(place.address, 0)
+    if address.auth_mode is not None:
+        os.environ[_AUTH_MODE] = address.auth_mode
+    return cluster(address.address, 0)
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[ClusterAddress]:
     import ray
 
     if ray.is_initialized():
-        yield _place()
+        yield _current_address()
         return
     if address is not None and address != "auto":
         _knock(address)
@@ -70,12 +70,12 @@ def cluster(address: str | None, num_cpus: int) -> Iterator[ClusterAddress]:
     if in_main:  # Ray would end this process at once, with a trace of its own
         signal.signal(signal.SIGTERM, before)
     try:
-        yield _place()
+        yield _current_address()
     finally:
         ray.shutdown()
 
 
-def _place() -> ClusterAddress:
+def _current_address() -> ClusterAddress:
     import ray
 
     # Ray sets it where it starts a cluster.

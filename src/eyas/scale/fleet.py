@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from eyas.config.schema import FleetSettings
 from eyas.errors import ContractError, EyasError
 from eyas.progress import say
-from eyas.scale.work_queue import Units
+from eyas.scale.work_queue import WorkQueue
 
 # Deaths in a row of one replica that did no unit in between.
 _MAX_DEATHS = 3
@@ -70,7 +70,7 @@ class Fleet:
         self.make, self.settings, self.facts = make, settings, facts
         self.num_deaths = 0
         self._keeps_references = ahead is not None
-        self._units = Units(units, settings.replicas, ahead)
+        self._units = WorkQueue(units, settings.replicas, ahead)
         self._found: queue.Queue[Any] = queue.Queue()
         self._actors: dict[int, Any] = {}
 

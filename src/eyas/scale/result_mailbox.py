@@ -13,8 +13,8 @@ _NAMESPACE = "eyas"
 Key = tuple[int, int]
 
 
-class _Desk:
-    """The desk itself: each result is taken once, and whoever comes first waits."""
+class _Mailbox:
+    """The mailbox itself: each result is taken once, and whoever comes first waits."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, asyncio.Future[list[Any]]] = {}
@@ -31,12 +31,12 @@ class _Desk:
         return self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
 
 
-class DeskClosed(Exception):
+class MailboxClosed(Exception):
     """Nothing will come any more; who closed it knows why."""
 
 
-class Desk:
-    """A desk as one process sees it.
+class ResultMailbox:
+    """A mailbox as one process sees it.
 
     A reference travels in a list, so that Ray neither fetches it on the way nor loses count of who holds it:
     the result stays in the object store until the last one has let go, whatever became of its engine.
@@ -46,27 +46,27 @@ class Desk:
         self.name, self._actor = name, actor
 
     @classmethod
-    def open(cls) -> "Desk":
-        """Start a desk on this machine; it is there as long as what this returns."""
-        name, here = f"desk-{uuid.uuid4().hex}", ray.get_runtime_context().get_node_id()
+    def open(cls) -> "ResultMailbox":
+        """Start a mailbox on this machine; it is there as long as what this returns."""
+        name, here = f"mailbox-{uuid.uuid4().hex}", ray.get_runtime_context().get_node_id()
         strategy = NodeAffinitySchedulingStrategy(here, soft=False)
         options = {"num_cpus": 0, "name": name, "namespace": _NAMESPACE, "scheduling_strategy": strategy}
-        return cls(ray.remote(_Desk).options(**options).remote(), name)
+        return cls(ray.remote(_Mailbox).options(**options).remote(), name)
 
     @classmethod
-    def find(cls, name: str) -> "Desk":
-        """Return the desk of that name, which another process of the cluster has opened."""
+    def find(cls, name: str) -> "ResultMailbox":
+        """Return the mailbox of that name, which another process of the cluster has opened."""
         return cls(ray.get_actor(name, _NAMESPACE), name)
 
     def put(self, key: Key, reference: Any) -> None:
         ray.get(self._actor.put.remote(key, [reference]))
 
     def take(self, key: Key) -> Any:
-        """Wait for a result and return it. Raises: DeskClosed."""
+        """Wait for a result and return it. Raises: MailboxClosed."""
         try:
             (reference,) = ray.get(self._actor.take.remote(key))
         except RayActorError:
-            raise DeskClosed from None
+            raise MailboxClosed from None
         return ray.get(reference)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ _MOST_AT_ONCE = 64
 _MAX_ATTEMPTS = 3
 
 
-class Units:
+class WorkQueue:
     """Every unit is taken by one worker at a time until some worker has done it."""
 
     def __init__(self, units: Iterable[Any], num_workers: int, ahead: int | None = None) -> None:

@@ -14,8 +14,9 @@ from operator import attrgetter
 from typing import Any
 
 import eyas
+from eyas.data.answer_slots import answer_slots
 from eyas.data.benchmarks import read_benchmark
-from eyas.data.chat import RenderError
+from eyas.data.render_error import RenderError
 from eyas.drafters.serving import vllm_file
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.decoder_base import Decoder, Served
@@ -26,7 +27,7 @@ from eyas.progress import say
 from eyas.serving.agreement import HeldOut, agreement, differences_of, writer_of
 from eyas.serving.recommend import ServingPoint, recommend, with_speed_up
 from eyas.serving.results import SO_FAR, Group, ServingResults
-from eyas.stages.prepare import answer_slots, new_renderer
+from eyas.stages.prepare import new_renderer
 from eyas.stages.run_context import RunContext
 from eyas.types import Conversation, Message
 

@@ -13,6 +13,7 @@ from eyas.engines.base import Prompt
 from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.files import read_json, seal, unseal, write_json
 from eyas.serving.recommend import ServingPoint
+from eyas.typed_json import parse
 from eyas.types import Conversation
 
 SO_FAR = "so-far.json"
@@ -51,22 +52,16 @@ class ServingResults:
 
     def save(self, path: Path, conditions: Mapping[str, Any]) -> None:
         """Write everything but the target alone, whose engine is needed to the end."""
-        value = {
-            "conditions": conditions,
-            "groups": [
-                [g.suite, g.category, [[p.prompt_id, list(p.token_ids)] for p in g.prompts]]
-                for g in self.groups
-            ],
-            "left_out": self.left_out,
-            "done": self.done,
-            "points": [dataclasses.asdict(point) for point in self.points],
-            "categories": self.categories,
-            "drafted": [[k, concurrency, answers] for (k, concurrency), answers in self.drafted.items()],
-            "singly": {
-                name: [ids, count.rounds, count.accepted] for name, (ids, count) in self.singly.items()
-            },
-        }
-        write_json(path, seal(value))
+        saved = _Saved(
+            [dataclasses.replace(group, dialogues=[]) for group in self.groups],
+            self.left_out,
+            self.done,
+            self.points,
+            self.categories,
+            [(k, concurrency, answers) for (k, concurrency), answers in self.drafted.items()],
+            self.singly,
+        )
+        write_json(path, seal({"conditions": conditions, "measured": dataclasses.asdict(saved)}))
 
     @classmethod
     def load(cls, path: Path, conditions: Mapping[str, Any]) -> "ServingResults | None":
@@ -75,28 +70,32 @@ class ServingResults:
             kept = unseal(read_json(path))
             if kept["conditions"] != conditions:
                 return None
+            saved = parse(_Saved, kept["measured"])
             return cls(
-                [
-                    Group(suite, category, [Prompt(prompt_id, tuple(ids)) for prompt_id, ids in prompts])
-                    for suite, category, prompts in kept["groups"]
-                ],
-                kept["left_out"],
-                kept["done"],
-                [ServingPoint(**_with_pair(point)) for point in kept["points"]],
-                [_with_pair(row) for row in kept["categories"]],
-                drafted={
-                    (k, concurrency): {prompt_id: tuple(ids) for prompt_id, ids in answers.items()}
-                    for k, concurrency, answers in kept["drafted"]
-                },
-                singly={
-                    name: (tuple(ids), SpecCounters(rounds, accepted))
-                    for name, (ids, rounds, accepted) in kept["singly"].items()
-                },
+                saved.groups,
+                saved.left_out,
+                saved.done,
+                saved.points,
+                [row | {"acceptance_length": _pair(row["acceptance_length"])} for row in saved.categories],
+                drafted={(k, concurrency): answers for k, concurrency, answers in saved.drafted},
+                singly=saved.singly,
             )
         except (OSError, ValueError, LookupError, TypeError):  # nothing there, or not as it was written
             return None
 
 
-def _with_pair(row: Mapping[str, Any]) -> dict[str, Any]:
-    length = row["acceptance_length"]
-    return {**row, "acceptance_length": tuple(length) if length else length}
+@dataclass(frozen=True)
+class _Saved:
+    """What a file holds of ``ServingResults``: JSON has no pairs as keys."""
+
+    groups: list[Group]
+    left_out: int
+    done: list[int]
+    points: list[ServingPoint]
+    categories: list[dict[str, Any]]
+    drafted: list[tuple[int, int, Answers]]
+    singly: dict[str, tuple[tuple[int, ...], SpecCounters]]
+
+
+def _pair(length: list[float] | None) -> tuple[float, ...] | None:
+    return None if length is None else tuple(length)

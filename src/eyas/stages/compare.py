@@ -9,13 +9,11 @@ import yaml
 
 from eyas.config.load import flatten
 from eyas.errors import UserError
-from eyas.files import atomic_file
 from eyas.progress import say
 from eyas.progress_displays import duration
-from eyas.report.html import html_page, html_table
+from eyas.report.pages import write_page
 from eyas.report.serving_section import identical_of
-from eyas.report.svg import line_chart
-from eyas.stages.stage_records import FOLDERS, STAGES, read_record
+from eyas.run_folder import FOLDERS, STAGES, read_record
 
 Records = dict[str, dict[str, Any]]
 
@@ -82,18 +80,16 @@ def write_comparison(found: Comparison, path: Path) -> None:
         for run, r in zip(found.runs, found.records, strict=True)
         if "train" in r
     }
-    sections = [
-        html_table([(name, *row) for name, row in found.figures], ("", *found.runs)),
-        "<h2>Settings that differ</h2>",
-        html_table([(key, *row) for key, row in found.differing], ("", *found.runs)) if found.differing
-        else "<p>none</p>",
-        "<h2>Training loss</h2>",
-        line_chart(loss, "optimizer step", "loss"),
-        "<h2>Acceptance length on held-out answers</h2>",
-        line_chart(lengths, "optimizer step", "tokens per target forward"),
-    ]  # fmt: skip
-    with atomic_file(path) as beside:
-        beside.write_text(html_page("Runs compared", sections), encoding="utf-8")
+    write_page(
+        path,
+        "compare.html.j2",
+        title="Runs compared",
+        header=("", *found.runs),
+        figures=[(name, *row) for name, row in found.figures],
+        differing=[(key, *row) for key, row in found.differing],
+        loss=loss,
+        lengths=lengths,
+    )
     say(f"compare: wrote {path}")
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+import psutil
+
 from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.errors import EyasError
@@ -148,11 +150,7 @@ def _trackers(config: RunConfig | None) -> Iterator[Finding]:
 
 
 def _memory(config: RunConfig | None) -> Iterator[Finding]:
-    path = Path("/proc/meminfo")
-    if not path.is_file():
-        return
-    values = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    free = int(values["MemAvailable"].split()[0]) * 1024
+    free = psutil.virtual_memory().available
     text = f"{free / 2**30:.1f} GiB available"
     if free < _SMALL_MEMORY:
         yield Finding("memory", "warning", text, "end other programs; eyas plan says what the run needs")
@@ -206,7 +204,7 @@ def _ports(config: RunConfig | None) -> Iterator[Finding]:
 
 def _target(loaded: LoadedConfig) -> Iterator[Finding]:
     from eyas.plan.target_size import read_target_size
-    from eyas.stages.run import check_settings
+    from eyas.stages.check_settings import check_settings
     from eyas.stages.run_context import RunContext
 
     context = RunContext(loaded)

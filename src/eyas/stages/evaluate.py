@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from eyas import registry
+from eyas.data.benchmarks import benchmark_fingerprint
 from eyas.drafters.base import Draft, Drafter
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt
@@ -43,6 +44,8 @@ def evaluate(context: RunContext) -> None:
         "states": context.output_of("extract"),
         "evaluate": settings.model_dump(mode="json"),
     }
+    if settings.benchmarks:
+        inputs["benchmarks"] = {name: benchmark_fingerprint(name) for name in settings.benchmarks}
     if not begin(context, "evaluate", inputs):
         return
     if not is_whole(context):

@@ -5,13 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.config.flags import EXTRACT_FLAGS
-from eyas.errors import UserError, did_you_mean
-from eyas.files import read_json
-from eyas.layer_ids import check_aux_layer_ids, from_output_of
+from eyas.errors import UserError
+from eyas.layer_ids import check_aux_layer_ids, check_convention, parse_layer_ids
 from eyas.progress import say
-from eyas.targets.resolve_model import locate
-
-CONVENTIONS = ("eyas", "output-of")
+from eyas.targets.resolve_model import num_layers_of
 
 
 def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,34 +33,17 @@ def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tup
 
 
 def _layer_ids(given: Mapping[str, Any], numbers: list[str]) -> tuple[int, ...] | None:
+    """Return the aux layer ids that are asked for, checked where the target is named too."""
     convention = given.get("layer_id_convention", "eyas")
-    if convention not in CONVENTIONS:
-        raise UserError(
-            f"unknown layer id convention {convention!r}{did_you_mean(convention, CONVENTIONS)}",
-            hint=f"known: {', '.join(CONVENTIONS)}",
-        )
+    check_convention(convention)
     if "layer_ids" not in given:
         return None
-    text = " ".join([given["layer_ids"], *numbers])
-    try:
-        ids = tuple(int(word) for word in re.split(r"[,\s]+", text.strip(" ,[]")))
-    except ValueError:
-        raise UserError(f"cannot read the layer ids {text!r}", hint="write --layer-ids 2,16,29") from None
-    if convention == "output-of":
-        ids = from_output_of(ids)
+    ids = parse_layer_ids(" ".join([given["layer_ids"], *numbers]), convention)
     if "model_path" not in given:
         return ids
-    num_layers = _num_layers(given["model_path"])
+    num_layers = num_layers_of(given["model_path"])
     check_aux_layer_ids(ids, num_layers)
     if ids[-1] == num_layers and len(ids) > 1:
         say(f"extract: layer {num_layers} is the last: it is always stored, as the teacher's input")
         ids = ids[:-1]
     return ids
-
-
-def _num_layers(model: str) -> int:
-    config = read_json(locate(model) / "config.json")
-    text = config.get("text_config", config)
-    if "num_hidden_layers" not in text:
-        raise UserError(f"the config.json of {model} names no num_hidden_layers")
-    return int(text["num_hidden_layers"])

@@ -35,10 +35,10 @@ extract:
 {extract}
 draft:
   vocab_size: {vocab_size}      # the tokens the draft can propose: those most used in the answers
+  ttt_steps: {unroll}           # steps of the draft on its own states in training
 
 train:
   num_epochs: 3
-  num_unroll_steps: {unroll}     # steps of the draft on its own states
   batch_tokens: {batch_tokens}
 {train}
 evaluate:

@@ -1,4 +1,4 @@
-"""inspect: what the data looks like before it is trained on, in the terminal and for the report."""
+"""inspect prepared: what the data looks like before it is trained on."""
 
 from collections.abc import Iterator
 from itertools import islice, pairwise
@@ -12,7 +12,6 @@ from rich.text import Text
 from eyas.data.coverage import summarize
 from eyas.data.prepared import SPLITS, read_samples
 from eyas.errors import UserError
-from eyas.report.html import html_bars, html_table
 from eyas.stages.run_context import RunContext
 from eyas.types import TokenizedSample
 
@@ -22,7 +21,7 @@ _LEARNED = "black on green"
 
 def inspect_prepared(context: RunContext, num_samples: int, sample_id: str | None) -> None:
     """Print figures and samples of the newest data: regenerated where that is there, else prepared."""
-    folder = prepared_folder(context)
+    folder = context.data_folder
     console = Console(highlight=False, soft_wrap=True)
     summary = summarize(folder)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -39,34 +38,6 @@ def inspect_prepared(context: RunContext, num_samples: int, sample_id: str | Non
         raise UserError(f"there is no sample {sample_id!r} in {folder}")
     for sample in shown:
         _print_sample(console, sample, context)
-
-
-def prepared_folder(context: RunContext) -> Path:
-    """Return the folder whose samples are, or will be, trained on; the prompts' where there are none yet."""
-    samples = context.samples_folder
-    return samples if (samples / "manifest.json").is_file() else context.folder("prepare")
-
-
-def prepared_sections(context: RunContext) -> list[str]:
-    """Return the report's part on the data, as HTML."""
-    summary = summarize(prepared_folder(context))
-    coverage = [(f"{int(size):,}", share) for size, share in summary.manifest["coverage"].items()]
-    drops = list(summary.manifest["drops"].items())[:8]
-    return [
-        "<h2>Data</h2>",
-        html_table(summary.rows()),
-        "<h3>Tokens a sample, up to</h3>",
-        html_bars([(name, float(n)) for name, n in summary.length_bars()], "{:,.0f}"),
-        "<h3>Supervised share of a sample</h3>",
-        html_bars([(name, float(n)) for name, n in summary.share_bars()], "{:,.0f}"),
-        "<h3>Supervised tokens that a draft vocabulary of this size covers</h3>",
-        html_bars(coverage, "{:.2%}"),
-        *(
-            ["<h3>Dropped rows</h3>", html_bars([(r, float(n)) for r, n in drops], "{:,.0f}")]
-            if drops
-            else []
-        ),
-    ]
 
 
 def _chosen(folder: Path, number: int, num_samples: int, sample_id: str | None) -> Iterator[TokenizedSample]:

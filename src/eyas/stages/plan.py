@@ -14,9 +14,9 @@ from eyas.plan.stage_times import UNITS, Rates, StagePlan, given_rates, stage_pl
 from eyas.plan.target_size import TargetSize, read_target_size
 from eyas.progress import say
 from eyas.progress_displays import duration, size
+from eyas.run_folder import read_record
 from eyas.stages.run import stages_of
 from eyas.stages.run_context import RunContext
-from eyas.stages.stage_records import read_record
 from eyas.stages.train import draft_config
 
 # A target of at most this size is loaded for a calibration without being asked.

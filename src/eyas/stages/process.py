@@ -8,81 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from eyas.errors import EyasError, UserError
-from eyas.files import read_json, write_json
+from eyas.files import read_json
 from eyas.progress import say
-from eyas.stages.stage_records import FOLDERS, STAGES, read_record
+from eyas.run_folder import FOLDERS, STAGES, read_record
+from eyas.run_process import is_alive, log_path, progress_path, read_process, refuse_second
 
-FOLDER = "process"  # in the run folder
 _STOP_S = 60.0
-
-
-def log_path(run_dir: Path) -> Path:
-    return run_dir / FOLDER / "run.log"
-
-
-def progress_path(run_dir: Path) -> Path:
-    return run_dir / FOLDER / "progress.json"
-
-
-@contextmanager
-def recorded(run_dir: Path) -> Iterator[None]:
-    """Let other processes know that this one works on the run, and how it ended.
-
-    Raises: UserError when another process does.
-    """
-    refuse_second(run_dir)
-    path = run_dir / FOLDER / "process.json"
-    value = {
-        "pid": os.getpid(),
-        "started": _start_of(os.getpid()),
-        "host": platform.node(),
-        "began": time.time(),
-        "command": shlex.join(sys.argv),
-    }
-    progress_path(run_dir).unlink(missing_ok=True)
-    write_json(path, value)
-    outcome = "failed"
-    try:
-        yield
-        outcome = "finished"
-    except KeyboardInterrupt:
-        outcome = "stopped"
-        raise
-    finally:
-        if path.parent.is_dir():  # a refused run takes its folder away
-            write_json(path, value | {"ended": time.time(), "outcome": outcome})
-
-
-def kept_files(run_dir: Path) -> dict[str, bytes]:
-    """Return what is known of processes on the run, to be restored when a new one is refused."""
-    paths = (run_dir / FOLDER / "process.json", progress_path(run_dir))
-    return {p.name: p.read_bytes() for p in paths if p.is_file()}
-
-
-def restore_files(run_dir: Path, files: dict[str, bytes]) -> None:
-    folder = run_dir / FOLDER
-    for name in ("process.json", "progress.json"):
-        if name in files:
-            (folder / name).write_bytes(files[name])
-        else:
-            (folder / name).unlink(missing_ok=True)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def refuse_second(run_dir: Path) -> None:
-    """Raises: UserError when a living process works on the run."""
-    process = _read(run_dir)
-    if process and process["pid"] != os.getpid() and is_alive(process):
-        raise UserError(
-            f"process {process['pid']} already works on {run_dir}",
-            hint="look with eyas status, end it with eyas stop, or name another run_dir",
-        )
 
 
 def detach(run_dir: Path, path: Path | None, fresh: bool, settings: Sequence[str], as_json: bool) -> None:
@@ -115,14 +50,6 @@ def _start(run_dir: Path, arguments: Sequence[str]) -> int:
     return child.pid
 
 
-def is_alive(process: dict[str, Any]) -> bool:
-    """Whether that very process still runs here: a later one of the same number is another."""
-    if process.get("host") != platform.node() or "ended" in process:
-        return False
-    started = _start_of(process["pid"])
-    return started is not None and started == process["started"]
-
-
 def status(run_dir: Path) -> dict[str, Any]:
     """Return what is known of the run: stages, the process, what it is doing.
 
@@ -130,7 +57,7 @@ def status(run_dir: Path) -> dict[str, Any]:
     """
     if not run_dir.is_dir():
         raise UserError(f"there is no run in {run_dir}", hint="start it: eyas run -c <run file>")
-    process = _read(run_dir)
+    process = read_process(run_dir)
     alive = process is not None and is_alive(process)
     doing = read_json(progress_path(run_dir)) if progress_path(run_dir).is_file() else {}
     stages = {}
@@ -179,7 +106,7 @@ def follow(run_dir: Path, num_lines: int, on: bool) -> Iterator[str]:
         lines = f.readlines()
         yield from lines[-num_lines:] if num_lines else lines
         while on:
-            process = _read(run_dir)
+            process = read_process(run_dir)
             alive = process is not None and is_alive(process)
             yield from f.readlines()
             if not alive:
@@ -192,37 +119,16 @@ def stop(run_dir: Path, wait_s: float = _STOP_S) -> str:
 
     Raises: UserError when nothing runs; EyasError when it does not end in time.
     """
-    process = _read(run_dir)
+    process = read_process(run_dir)
     if process is None or not is_alive(process):
         raise UserError(f"nothing works on {run_dir} here", hint="see: eyas status")
     os.kill(process["pid"], signal.SIGTERM)
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
-        if not is_alive(_read(run_dir) or process):
+        if not is_alive(read_process(run_dir) or process):
             return f"stopped process {process['pid']}; eyas run goes on where it was"
         time.sleep(0.1)
     raise EyasError(
         f"process {process['pid']} has not ended after {wait_s:.0f} s",
         hint=f"wait, or end it hard with: kill -9 {process['pid']}; complete work is kept either way",
     )
-
-
-def _read(run_dir: Path) -> dict[str, Any] | None:
-    path = run_dir / FOLDER / "process.json"
-    value: dict[str, Any] | None = read_json(path) if path.is_file() else None
-    return value
-
-
-def _start_of(pid: int) -> str | None:
-    """Return the process's start time as its system counts it, or None when there is none (or a zombie)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else fields[19]
-    except OSError:
-        pass
-    if Path("/proc/self/stat").exists():
-        return None
-    done = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None

@@ -1,34 +1,29 @@
 """run: every stage in order; what is done already is left alone."""
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch.distributed import is_torchelastic_launched
 
-from eyas import registry
-from eyas.capture.stream import check_stream
-from eyas.config.schema import EvaluateSettings
-from eyas.drafters.serving import check_layers, vllm_file
 from eyas.errors import EyasError, UserError
 from eyas.files import remove_litter
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
-from eyas.progress_displays import Checklist, JsonLines, StatusFile
+from eyas.progress_displays import JsonLines, StatusFile
+from eyas.progress_terminal import Checklist, Terminal
 from eyas.report.card import write_card
 from eyas.report.page import print_summary, write_report
+from eyas.run_process import kept_files, progress_path, recorded, restore_files
+from eyas.stages.check_settings import check_settings
 from eyas.stages.evaluate import evaluate
 from eyas.stages.export import export
 from eyas.stages.extract import extract
-from eyas.stages.init_from import read_start
 from eyas.stages.prepare import prepare
-from eyas.stages.process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.regenerate import regenerate
-from eyas.stages.run_context import RunContext, facts_of, interrupted
-from eyas.stages.train import check_held_out, draft_config, train
-from eyas.train.sharded_params import check_sharding
+from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted
+from eyas.stages.train import check_held_out, train
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
     "prepare": prepare,
@@ -60,8 +55,10 @@ def run(context: RunContext, as_json: bool = False) -> None:
                 _run_shown(context, name)
                 if name == "prepare":
                     check_held_out(facts_of(context, name)["counts"].get("held_out_conversations", 0))
-            write_card(context)
-            page = write_report(context)
+            finished = finished_run(context)
+            write_card(finished, context.folder("export"))
+            page = run_dir / "report.html"
+            write_report(finished, page)
     except UserError:
         if not context.began:  # refused at its start: nothing has changed
             restore_files(run_dir, before)
@@ -69,9 +66,9 @@ def run(context: RunContext, as_json: bool = False) -> None:
                 run_dir.rmdir()
         raise
     if as_json:
-        JsonLines().event("result", report=facts_of(context, "evaluate")["report"], page=str(page))
+        JsonLines().event("result", report=finished.evaluation, page=str(page))
     else:
-        print_summary(context)
+        print_summary(finished)
         say(f"report: {page}")
 
 
@@ -84,17 +81,17 @@ def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
         except EyasError as error:
             screen.event("error", what=error.what, hint=error.hint, exit_code=error.exit_code)
             raise
-    elif sys.stderr.isatty():
+    elif isinstance(current_screen(), Terminal):
         with Checklist(stages) as checklist:
             yield checklist
     else:
-        yield Screen()
+        yield current_screen()
 
 
 def _run_shown(context: RunContext, name: str) -> None:
     """Run one stage and let the screen know how it goes."""
     screen, started, state = current_screen(), time.monotonic(), "failed"
-    before = facts_of(context, name)
+    before = None if context.fresh else facts_of(context, name)
     screen.stage(name, "running")
     try:
         run_stage(context, name)
@@ -133,49 +130,3 @@ def _run_locked(context: RunContext, name: str, new_run: bool, new_stage: bool) 
         if new_run:
             (context.config.run_dir / "run.yaml").unlink(missing_ok=True)
         raise
-
-
-def check_settings(context: RunContext) -> None:
-    """Refuse what a late stage would refuse, before an early one works for hours.
-
-    Raises: UserError for a name that nothing is registered under, aux layers that an engine cannot
-    serve, or a draft of an impossible shape or to start from.
-    """
-    config = context.config
-    for table, name, kind in (
-        (registry.ENGINES, config.regenerate.engine, "engine"),
-        (registry.ENGINES, config.extract.engine, "engine"),
-        (registry.EXPORTERS, config.export.format, "export format"),
-    ):
-        registry.check(table, name, kind)
-    check_stream(config)
-    check_sharding(config.train)
-    for name in config.train.trackers:
-        registry.check(registry.TRACKERS, name, "tracker")
-    _check_evaluation(config.evaluate)
-    kind = config.draft.architecture
-    if config.evaluate.engine == "vllm":
-        vllm_file(kind)
-    check_layers(kind, context.draft_spec.aux_layer_ids)
-    stored = read_start(context)
-    shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
-    if config.export.format == "speculators":
-        registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
-
-
-def _check_evaluation(settings: EvaluateSettings) -> None:
-    if settings.engine == "transformers" and not settings.endpoint:
-        if not settings.in_process:
-            raise UserError(
-                "evaluate.in_process is false and no engine is named", hint="set evaluate.engine=vllm"
-            )
-        served_only = ("benchmarks", "sweep_draft_tokens")
-        if unread := [name for name in served_only if getattr(settings, name)]:
-            raise UserError(
-                f"evaluate.{unread[0]} is measured in an engine that serves, and none is named",
-                hint="set evaluate.engine=vllm, or evaluate.endpoint=URL",
-            )
-    elif settings.engine == "vllm":
-        from eyas.engines.vllm.versions import installed_version
-
-        installed_version()

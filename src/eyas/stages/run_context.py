@@ -1,8 +1,6 @@
-"""What stages share: the run's folders, the target, and the record that says what a stage was made from."""
+"""One run as its stages see it: settings, folders, target, and what each stage records."""
 
 import dataclasses
-import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,17 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import eyas
 from eyas import registry
 from eyas.config.explain import to_commented_yaml
-from eyas.config.load import LoadedConfig, flatten
+from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
 from eyas.drafters.layers_read import captured_by_default, layers_read
 from eyas.errors import ContractError, UserError
-from eyas.files import atomic_file, fingerprint, seal, write_json
+from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
-from eyas.stages.stage_records import FOLDERS, STAGES, read_record
+from eyas.report.finished_run import FinishedRun
+from eyas.run_folder import FOLDERS, STAGES, begin_record, read_record, write_record
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
 from eyas.targets.resolve_model import locate, locate_description
@@ -110,6 +108,12 @@ class RunContext:
         return self.folder("regenerate" if self.config.regenerate.enabled else "prepare")
 
     @property
+    def data_folder(self) -> Path:
+        """The samples' folder, or the prompts' where the samples do not exist yet."""
+        samples = self.samples_folder
+        return samples if (samples / "manifest.json").is_file() else self.folder("prepare")
+
+    @property
     def samples_stage(self) -> str:
         return "regenerate" if self.config.regenerate.enabled else "prepare"
 
@@ -141,36 +145,14 @@ class RunContext:
 def begin(
     context: RunContext, stage: str, inputs: Mapping[str, Any], is_whole: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Return whether the stage has work to do; record what it is about to be made from.
+    """Return whether the stage has work to do; record its inputs and the run's settings.
 
-    A stage that is done from the same inputs is left alone while what it wrote ``is_whole``; one that
-    was interrupted or has lost a part goes on.
-    Raises: UserError when the folder was made from other inputs, naming the first that differs.
+    Raises: as ``begin_record``.
     """
     folder = context.folder(stage)
-    known = json.loads(json.dumps(inputs))
-    if context.fresh and folder.exists():
-        shutil.rmtree(folder)
-    record = read_record(folder)
-    if record is None and folder.is_dir() and any(folder.iterdir()):
-        raise UserError(
-            f"{folder} was not written by eyas {stage}",
-            hint="name another run_dir, or overwrite it with --fresh",
-        )
-    if record is not None and record["inputs"] != known:
-        raise UserError(_difference(folder, record["inputs"], known), hint=f"eyas {stage} --fresh redoes it; "
-                        "or name another run_dir")  # fmt: skip
-    if record is not None and record["done"] and is_whole():
+    if not begin_record(folder, stage, inputs, context.fresh, is_whole):
         say(f"{stage}: already done ({folder})")
         return False
-    if record is None or record["done"]:
-        try:
-            _write_record(folder, stage, known, done=False)
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {folder}: {error.strerror}",
-                hint="set run_dir (--output-dir) to a folder on a disk that can be written",
-            ) from None
     context.began[stage] = time.monotonic()
     with atomic_file(context.config.run_dir / "run.yaml") as beside:
         beside.write_text(to_commented_yaml(context.loaded), encoding="utf-8")
@@ -179,25 +161,37 @@ def begin(
 
 def finish(context: RunContext, stage: str, output: Any, **facts: Any) -> None:
     """Record that a stage is complete; ``output`` identifies what it wrote."""
-    folder = context.folder(stage)
-    record = read_record(folder)
+    record = read_record(context.folder(stage))
     assert record is not None
-    facts["seconds"] = round(record.get("seconds", 0.0) + time.monotonic() - context.began[stage], 3)
-    _write_record(folder, stage, record["inputs"], done=True, output=fingerprint(output), **facts)
+    facts["seconds"] = _seconds(context, stage, record)
+    write_record(
+        context.folder(stage), stage, record["inputs"], done=True, output=fingerprint(output), **facts
+    )
 
 
 def interrupted(context: RunContext, stage: str) -> None:
     """Add the time that a stage worked without finishing to its record, so that its sum is true."""
-    record = read_record(context.folder(stage))
-    if stage in context.began and record is not None and not record["done"]:
-        seconds = round(record.get("seconds", 0.0) + time.monotonic() - context.began[stage], 3)
-        _write_record(context.folder(stage), stage, record["inputs"], done=False, seconds=seconds)
+    record = read_record(context.folder(stage)) if stage in context.began else None
+    if record is not None and not record["done"]:
+        seconds = _seconds(context, stage, record)
+        write_record(context.folder(stage), stage, record["inputs"], done=False, seconds=seconds)
+
+
+def _seconds(context: RunContext, stage: str, record: Mapping[str, Any]) -> float:
+    """Return how long the stage has worked, in this process and before."""
+    return float(round(record.get("seconds", 0.0) + time.monotonic() - context.began[stage], 3))
 
 
 def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
     """Return a finished stage's record."""
     record = read_record(context.folder(stage))
     return record or {}
+
+
+def finished_run(context: RunContext) -> FinishedRun:
+    """Return what reports are made from."""
+    records = {stage: facts_of(context, stage) for stage in STAGES}
+    return FinishedRun(context.loaded, context.drafter, context.draft_spec, records, context.data_folder)
 
 
 def next_command(context: RunContext, stage: str) -> None:
@@ -207,17 +201,3 @@ def next_command(context: RunContext, stage: str) -> None:
     say(f"{stage}: wrote {context.folder(stage)}")
     if at + 1 < len(todo):
         say(f"next: eyas {todo[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
-
-
-def _write_record(folder: Path, stage: str, inputs: Any, **facts: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    value = {"stage": stage, "eyas": eyas.__version__, "inputs": inputs, **facts}
-    write_json(folder / "stage.json", seal(value))
-
-
-def _difference(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> str:
-    before, now = dict(flatten(old)), dict(flatten(new))
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            return f"{folder} was written with {key} = {before.get(key)!r}; this run has {now.get(key)!r}"
-    raise AssertionError("records differ but no key does")

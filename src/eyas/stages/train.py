@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import eyas
-from eyas.capture.stream import facts_of_stream, streaming
+from eyas.capture.stream import facts_of_stream
 from eyas.config.load import flatten
 from eyas.config.schema import MACHINE_SETTINGS
 from eyas.data.prepared import read_samples
@@ -19,6 +19,7 @@ from eyas.drafters.layers_read import layers_read
 from eyas.errors import UserError
 from eyas.files import fingerprint, sha256_of_file
 from eyas.progress import mute, say
+from eyas.stages.capture_run import open_stream
 from eyas.stages.init_from import draft_from, read_start, start_folder, vocab_of
 from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.store.aux_subset import check_captured, with_layers
@@ -103,10 +104,10 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     )
     facts: dict[str, Any] = {"coverage": coverage(counts, vocab)}
     if config.train.source == "stream":
-        with streaming(context, draft.config, ranks) as stream:
+        with open_stream(context, draft.config, ranks) as stream:
             trainer = make(train_states=with_layers(stream.states, ids), windows=stream.windows)
             _run(context, trainer)
-            facts |= facts_of_stream(context, stream)
+            facts |= facts_of_stream(stream)
     else:
         trainer = make(train_states=with_layers(context.store("train"), ids))
         _run(context, trainer)

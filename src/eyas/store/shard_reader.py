@@ -51,21 +51,21 @@ class OpenShard:
     def lengths(self) -> list[int]:
         return [len(s) for s in self.samples]
 
-    def read(self, place: int) -> HiddenStates:
-        tokens = slice(self._offsets[place], self._offsets[place + 1])
-        rows = slice(self._rows[place], self._rows[place + 1])
+    def read(self, index: int) -> HiddenStates:
+        tokens = slice(self._offsets[index], self._offsets[index + 1])
+        rows = slice(self._rows[index], self._rows[index + 1])
         aux, last = self._aux[tokens], self._last[rows]
         if self._scales is not None:
             aux_scale, last_scale = self._scales
             aux = fp8.decode(aux, aux_scale[tokens], self._dtype)
             last = fp8.decode(last, last_scale[rows], self._dtype)
-        return HiddenStates(self.samples[place], aux, last)
+        return HiddenStates(self.samples[index], aux, last)
 
-    def _sample(self, place: int) -> TokenizedSample:
-        start, end = self._offsets[place], self._offsets[place + 1]
+    def _sample(self, index: int) -> TokenizedSample:
+        start, end = self._offsets[index], self._offsets[index + 1]
         return TokenizedSample(
-            self.sample_ids[place],
+            self.sample_ids[index],
             self._input_ids[start:end],
             self._loss_mask[start:end],
-            self._cut[place],
+            self._cut[index],
         )

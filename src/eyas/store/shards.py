@@ -177,7 +177,7 @@ class ShardStore:
         self._verifying = {shard: threading.Lock() for shard in self.records}
         self._verified: set[int] = set()
         self._open = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
-        self._places = [(shard, i) for shard, r in self.records.items() for i in range(r.num_samples)]
+        self._positions = [(shard, i) for shard, r in self.records.items() for i in range(r.num_samples)]
         self._lengths: list[int] | None = None
 
     @property
@@ -187,22 +187,22 @@ class ShardStore:
         return self._lengths
 
     def read(self, index: int) -> HiddenStates:
-        shard, place = self._places[index]
+        shard, position = self._positions[index]
         if shard not in self._verified:
             with self._verifying[shard]:
                 self._verify(shard)
-        return self._open(shard).read(place)
+        return self._open(shard).read(position)
 
     def sample(self, index: int) -> TokenizedSample:
         """Return the tokens of a sample without its states; its shard may not be verified yet."""
-        shard, place = self._places[index]
-        return self._open(shard).samples[place]
+        shard, position = self._positions[index]
+        return self._open(shard).samples[position]
 
     def shard(self, shard: int) -> Iterator[HiddenStates]:
         """Yield the states of one shard, verified."""
         opened = self._open_shard(shard)
         self._verify(shard)
-        return (opened.read(place) for place in range(len(opened.samples)))
+        return (opened.read(position) for position in range(len(opened.samples)))
 
     def verify(self, shard: int) -> int:
         """Read a shard whole and return its bytes.

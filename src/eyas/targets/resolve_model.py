@@ -114,3 +114,15 @@ def _download(model: str, revision: str | None) -> Path:
         )
     except unreachable() as error:
         raise unfetched(model, error) from None
+
+
+def num_layers_of(model: str) -> int:
+    """Return how many decoder layers a model has, from its config.json alone.
+
+    Raises: UserError when it does not say.
+    """
+    config = read_json(locate(model) / "config.json")
+    text = config.get("text_config", config)
+    if "num_hidden_layers" not in text:
+        raise UserError(f"the config.json of {model} names no num_hidden_layers")
+    return int(text["num_hidden_layers"])

@@ -1,1 +1,1 @@
-"""A kind of draft that no file of eyas knows: every token of a round from the state before it, each by itself."""
+"""A kind of draft that no file of eyas knows: it drafts each token of a round by itself."""

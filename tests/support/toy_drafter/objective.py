@@ -16,8 +16,8 @@ from toy_drafter.model import ToyDraft
 
 @dataclass(frozen=True)
 class ToyPlan:
-    """rows [R] at which a round can start; drawn [R], those that are trained; teacher, judged [R, S]: each token's
-    index among the supervised positions, and whether there is one. A token counts while all before it do."""
+    """rows [R], at which a round can start; drawn [R] bool, those that are trained; teacher [R, S], each
+    token's index among the supervised positions; judged [R, S], whether it and all before it have one."""
 
     rows: torch.Tensor
     drawn: torch.Tensor
@@ -55,7 +55,9 @@ def replay(
     targets = teacher_targets(teacher, batch.last, target_ids, False)
     logits = draft(batch.aux[plan.rows], batch.tokens[plan.rows + 1])
     index = plan.teacher.flatten()
-    losses = row_losses(logits.flatten(0, 1), targets.probabilities[index], targets.in_draft[index], "kl")
+    losses = row_losses(
+        logits.flatten(0, 1), targets.probabilities[index], targets.in_draft[index], None, "kl"
+    )
     agrees = (target_ids[logits.argmax(-1)] == targets.argmax[plan.teacher]) & plan.judged
     rounds = Rounds(plan.rows, agrees.cumprod(1).sum(1), plan.judged.sum(1))
     return losses.view_as(plan.judged).masked_fill(~plan.judged, 0), rounds

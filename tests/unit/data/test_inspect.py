@@ -9,7 +9,9 @@ from data_support import FakeContext, Prepare, make_tokenizer
 from eyas.config.load import load_config
 from eyas.data.coverage import summarize
 from eyas.errors import UserError
-from eyas.stages.inspect import inspect_prepared, prepared_sections
+from eyas.report.data_section import data_section
+from eyas.report.pages import render
+from eyas.stages.inspect import inspect_prepared
 
 TOKENIZER = make_tokenizer()
 ROWS: list[Any] = [
@@ -51,7 +53,7 @@ def test_prompts_that_wait_for_answers_are_summarized(
     context = _context(run_prepare(TOKENIZER, ROWS, "regenerate.enabled=true"))
     inspect_prepared(context, 3, None)
     assert "samples come with: eyas regenerate" in capsys.readouterr().out
-    assert "no data" in "".join(prepared_sections(context))
+    assert "no data" in render("data.html.j2", data=data_section(context.data_folder))
 
 
 def test_the_bars_count_every_sample_once(run_prepare: Prepare) -> None:
@@ -62,6 +64,6 @@ def test_the_bars_count_every_sample_once(run_prepare: Prepare) -> None:
 
 def test_the_report_draws_lengths_shares_coverage_and_drops(run_prepare: Prepare) -> None:
     out = run_prepare(TOKENIZER, [*ROWS, {"id": "x", "messages": [{"role": "a<b", "content": ""}]}])
-    page = "".join(prepared_sections(_context(out)))
+    page = render("data.html.j2", data=data_section(_context(out).data_folder))
     assert page.count('<div class="bars">') == 4
     assert "unknown_role:a&lt;b" in page

@@ -63,6 +63,13 @@ def test_a_small_data_set_has_both_sides(number: int, share: float, run_prepare:
     assert counts["held_out_samples"] >= 1
 
 
+def test_nothing_is_held_out_when_the_validation_fraction_is_zero(run_prepare: Prepare) -> None:
+    for number in (2, 7, 300):
+        counts = run_prepare(TOKENIZER, MANY[:number], "data.validation_fraction=0").manifest["counts"]
+        assert counts["train_conversations"] == number
+        assert not counts.get("held_out_conversations")
+
+
 def test_one_conversation_is_trained_on(run_prepare: Prepare) -> None:
     for share in (0, 0.001, 0.999):
         counts = run_prepare(TOKENIZER, MANY[:1], f"data.validation_fraction={share}").manifest["counts"]

@@ -185,13 +185,14 @@ def test_lengths_are_compared_of_the_same_text_only(dtype: str) -> None:
 )
 def test_without_decoding_here_the_prediction_judges_the_text_it_is_of(
     answers: Answers, counts: Mapping[str, Acceptance], says: list[str], dtype: str,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
+    caplog.set_level("INFO", logger="eyas")
     found = agreement_of(held_out_of(), answers, counts, dtype)
     assert contracts(found) == says
     nothing = answers["a"] != STORED["a"]
     assert (found["served"] is None) == nothing
-    assert ("none of the answers that are stored" in capsys.readouterr().err) == nothing
+    assert ("none of the answers that are stored" in caplog.text) == nothing
 
 
 @pytest.mark.parametrize("is_here", [True, False])

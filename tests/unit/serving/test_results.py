@@ -7,6 +7,7 @@ import pytest
 
 from eyas.engines.base import Prompt
 from eyas.engines.spec_decode_metrics import SpecCounters
+from eyas.files import seal, write_json
 from eyas.serving.recommend import ServingPoint
 from eyas.serving.results import Group, ServingResults
 
@@ -45,6 +46,10 @@ def test_other_conditions_or_a_damaged_file_measure_anew(tmp_path: Path) -> None
     ):
         path.write_text(damaged)
         assert ServingResults.load(path, CONDITIONS) is None
+    for change in ({"left_out": "1"}, {"points": [{}]}, {"categories": [{}]}, {"more": 1}):
+        value = json.loads(text)
+        write_json(path, seal({**value, "measured": value["measured"] | change}))
+        assert ServingResults.load(path, CONDITIONS) is None, change
 
 
 @pytest.mark.parametrize("length", [(NAN, NAN), (1.0, 1.5)])

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from eyas.errors import EyasError, UserError
-from eyas.stages import process
-from eyas.stages.process import is_alive, recorded, refuse_second, status, stop
+from eyas.run_process import FOLDER, is_alive, log_path, recorded, refuse_second
+from eyas.stages.process import follow, status, stop
 
 SLEEPER = (
     "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN if 'deaf' in sys.argv else signal.default_int_handler)\n"
     "from pathlib import Path\n"
-    "from eyas.stages.process import recorded\n"
+    "from eyas.run_process import recorded\n"
     "with recorded(Path(sys.argv[1])):\n"
     "    print('ready', flush=True)\n"
     "    time.sleep(600)\n"
@@ -77,10 +77,12 @@ def test_a_process_that_does_not_end_is_said_with_the_way_to_end_it(tmp_path: Pa
 def test_another_process_of_the_same_number_is_not_taken_for_the_run(tmp_path: Path) -> None:
     with recorded(tmp_path):
         pass
-    path = tmp_path / process.FOLDER / "process.json"
+    path = tmp_path / FOLDER / "process.json"
     value = json.loads(path.read_text())
     del value["ended"]
-    path.write_text(json.dumps(value | {"pid": os.getpid(), "started": "1"}))
+    path.write_text(json.dumps(value | {"pid": os.getpid(), "started": value["started"] - 60}))
+    assert not is_alive(json.loads(path.read_text()))
+    path.write_text(json.dumps(value | {"pid": os.getpid(), "started": "1"}))  # as an older eyas wrote it
     assert not is_alive(json.loads(path.read_text()))
     with pytest.raises(UserError, match="nothing works on"):
         stop(tmp_path)
@@ -89,7 +91,7 @@ def test_another_process_of_the_same_number_is_not_taken_for_the_run(tmp_path: P
 def test_a_run_of_another_machine_is_unknown_here(tmp_path: Path) -> None:
     with recorded(tmp_path):
         pass
-    path = tmp_path / process.FOLDER / "process.json"
+    path = tmp_path / FOLDER / "process.json"
     value = json.loads(path.read_text()) | {"host": "elsewhere"}
     del value["ended"]
     path.write_text(json.dumps(value))
@@ -98,9 +100,9 @@ def test_a_run_of_another_machine_is_unknown_here(tmp_path: Path) -> None:
 
 def test_the_log_is_followed_to_the_end_of_the_run(tmp_path: Path) -> None:
     child = start(tmp_path)
-    log = process.log_path(tmp_path)
+    log = log_path(tmp_path)
     log.write_text("one\ntwo\n")
-    lines = process.follow(tmp_path, num_lines=1, on=True)
+    lines = follow(tmp_path, num_lines=1, on=True)
     try:
         assert next(lines) == "two\n"
         with log.open("a") as f:

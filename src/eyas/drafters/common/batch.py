@@ -2,17 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from eyas.types import HiddenStates
 
-if TYPE_CHECKING:
-    from eyas.drafters.base import BatchPlan
 
-Plan = TypeVar("Plan", bound="BatchPlan")
+class BatchPlan(Protocol):
+    """Which rows or anchors of a packed batch are trained; made on the CPU next to the batch.
+
+    ``num_supervised`` is what summed losses are divided by, after adding up batches and ranks.
+    """
+
+    @property
+    def num_supervised(self) -> int: ...
+    def tensors(self) -> list[torch.Tensor]: ...
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """Return the plan with every tensor changed: moved, or pinned."""
+
+
+Plan = TypeVar("Plan", bound=BatchPlan)
 # Chooses what of a batch is trained, from supervised [N] bool and documents [N] ascending.
 Planner = Callable[[torch.Tensor, torch.Tensor], Plan]
 

@@ -14,22 +14,28 @@ _CHUNK_ROWS = 1024
 class TeacherTargets:
     """Shapes: probabilities [R, W] (renormalised on the draft vocabulary); mass [R] fp32 (their sum, 1 but
     for rounding) and negative_entropy [R] fp32 (their sum of p log p, in nats); argmax [R] (over all V);
-    in_draft [R] (whether the draft vocabulary holds the argmax)."""
+    in_draft [R] (whether the draft vocabulary holds the argmax); coverage [R] fp32 (the probability that the
+    target gives the draft vocabulary), None where it is 1 or was not asked for."""
 
     probabilities: torch.Tensor
     mass: torch.Tensor
     negative_entropy: torch.Tensor
     argmax: torch.Tensor
     in_draft: torch.Tensor
+    coverage: torch.Tensor | None = None
 
 
 @torch.no_grad()
 def teacher_targets(
-    teacher: TeacherHead, last: torch.Tensor, target_ids: torch.Tensor, is_full: bool
+    teacher: TeacherHead,
+    last: torch.Tensor,
+    target_ids: torch.Tensor,
+    is_full: bool,
+    with_coverage: bool,
 ) -> TeacherTargets:
     """Apply the teacher to ``last`` [R, D] in chunks; full-vocabulary logits are never all alive.
 
-    ``target_ids`` [W] is the draft vocabulary.
+    ``target_ids`` [W] is the draft vocabulary. The lk and hybrid losses need the coverage.
     """
     in_draft_of = torch.zeros(teacher.head.shape[0], dtype=torch.bool, device=last.device)
     in_draft_of.index_fill_(0, target_ids, True)  # an assignment would wait for the device
@@ -37,6 +43,7 @@ def teacher_targets(
     mass = torch.empty(len(last), dtype=torch.float32, device=last.device)
     negative_entropy = torch.empty_like(mass)
     argmax = torch.empty(len(last), dtype=torch.long, device=last.device)
+    coverage = torch.empty_like(mass) if with_coverage and not is_full else None
     for start in range(0, len(last), _CHUNK_ROWS):
         here = slice(start, start + _CHUNK_ROWS)
         logits = teacher.logits(last[here])  # (r, V)
@@ -44,11 +51,14 @@ def teacher_targets(
             from eyas.kernels.teacher_kernel import restrict
 
             outputs = (probabilities, mass, negative_entropy, argmax)
-            restrict(logits, target_ids, *(out[here] for out in outputs))
+            asked = None if coverage is None else coverage[here]
+            restrict(logits, target_ids, *(out[here] for out in outputs), coverage=asked)
             continue
         argmax[here] = logits.argmax(-1)
         kept = logits if is_full else logits[:, target_ids]
         p = torch.softmax(kept, -1, dtype=torch.float32).to(last.dtype)
         probabilities[here], mass[here] = p, p.float().sum(-1)
         negative_entropy[here] = torch.xlogy(p.float(), p.float()).sum(-1)
-    return TeacherTargets(probabilities, mass, negative_entropy, argmax, in_draft_of[argmax])
+        if coverage is not None:
+            coverage[here] = (kept.float().logsumexp(-1) - logits.float().logsumexp(-1)).exp()
+    return TeacherTargets(probabilities, mass, negative_entropy, argmax, in_draft_of[argmax], coverage)

@@ -76,7 +76,7 @@ class PlainObjective(_Sums, AutogradObjective):
 
     def backward(self, batch: Batch) -> torch.Tensor:
         result = self._unroll(batch, self.recompute)
-        result.loss.backward()  # type: ignore[no-untyped-call]
+        result.loss.backward()
         return pack_sums(result)
 
     @torch.no_grad()
@@ -143,10 +143,11 @@ class FusedObjective(_Sums):
         return pack_sums(result), Rounds(batch.plan.rows[0], result.accepted, result.depth)
 
     def _run(self, batch: Batch, with_gradients: bool) -> UnrollResult:
-        settings = self.settings
-        targets = teacher_targets(self.teacher, batch.last, self.target_ids, self.is_full)
+        settings, ids = self.settings, self.target_ids
+        with_coverage = settings.loss != "kl"
+        targets = teacher_targets(self.teacher, batch.last, ids, self.is_full, with_coverage)
         return self.unroll.run(
-            batch, targets, self.target_ids, settings.ttt_step_loss_decay, settings.loss, with_gradients
+            batch, targets, ids, settings.ttt_step_loss_decay, settings.loss, with_gradients
         )
 
 

@@ -72,14 +72,16 @@ def run_unroll(
     and the logits again.
     """
     is_full = draft.config.vocab_size == draft.config.target_vocab_size
-    targets = teacher_targets(teacher, batch.last, target_ids, is_full)
+    targets = teacher_targets(teacher, batch.last, target_ids, is_full, loss_kind != "kl")
     loss = torch.zeros((), device=batch.tokens.device)
     step_loss, agrees = [], []
 
     def hold(hidden: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss of rows and the draft's argmax of each."""
         logits = draft.logits(hidden)
-        one = row_losses(logits, targets.probabilities[index], targets.in_draft[index], loss_kind).sum()
+        p, counts = targets.probabilities[index], targets.in_draft[index]
+        coverage = None if targets.coverage is None else targets.coverage[index]
+        one = row_losses(logits, p, counts, coverage, loss_kind).sum()
         return one, logits.argmax(-1)
 
     for step, hidden in unroll(draft, batch, recompute):

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from eyas.engines.vllm.engine_args import Plan, cache_bytes
 from eyas.engines.vllm.versions import is_cpu_build
 from eyas.errors import UserError
@@ -86,10 +88,7 @@ def _sample_bytes(plan: Plan) -> int:
 
 def available_bytes() -> int:
     """Return the memory that programs can still have."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.virtual_memory().available)
 
 
 def gpus() -> list[Device]:

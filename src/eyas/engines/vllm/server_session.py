@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from eyas.engines.netrc_auth import from_netrc
 from eyas.engines.vllm.engine_args import captured_layers
@@ -20,7 +21,6 @@ from eyas.engines.vllm.state_transfer import (
     WITNESS_KEY,
     WITNESS_PREFIX,
     Finished,
-    is_running,
     take_states,
 )
 from eyas.engines.vllm.versions import DEPENDABLE, native_trouble, parse
@@ -244,6 +244,6 @@ class ServerSession:
         assert self._folder is not None
         for path in self._folder.iterdir():
             pid = path.name.partition(f"-{host}-")[2].partition("-")[0]
-            if pid.isdigit() and not is_running(int(pid)):
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
                 with contextlib.suppress(OSError):
                     path.unlink()

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from eyas.engines.vllm.engine_args import Plan, engine_arguments, environment
 from eyas.engines.vllm.rpc import call_all_ranks
 from eyas.engines.vllm.state_transfer import (
     NAME_KEY,
     WITNESS_KEY,
     Finished,
-    is_running,
     make_spare,
     staging_base,
 )
@@ -165,7 +166,7 @@ def make_staging(asked: Path | None, num_bytes: int) -> Path:
         base.mkdir(parents=True, exist_ok=True)
         for old in base.glob(f"{_STAGING_PREFIX}*"):
             pid = old.name.removeprefix(_STAGING_PREFIX).partition("-")[0]
-            if pid.isdigit() and not is_running(int(pid)):
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(old, ignore_errors=True)
         return Path(tempfile.mkdtemp(prefix=f"{_STAGING_PREFIX}{os.getpid()}-", dir=base))
     except OSError as error:

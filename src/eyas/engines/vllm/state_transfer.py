@@ -43,17 +43,6 @@ def staging_base(num_bytes: int) -> Path:
     return shm if roomy else Path(tempfile.gettempdir())
 
 
-def is_running(pid: int) -> bool:
-    """Return whether a process of this machine has that id."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 @dataclass(frozen=True)
 class Finished:
     """A prompt that an engine has computed: where its states will be, and its own next token.

@@ -2,7 +2,7 @@
 
 from eyas.drafters.eagle3.fused.attention_backward_kernel import attend_backward
 from eyas.drafters.eagle3.fused.attention_kernel import attend
-from eyas.kernels.loss_kernel import loss_and_gradient_
+from eyas.drafters.eagle3.fused.loss_kernel import loss_and_gradient_
 from eyas.kernels.norm_kernel import rms, rms_backward
 from eyas.kernels.pointwise_kernel import rotate, swiglu, swiglu_backward_
 

@@ -124,7 +124,9 @@ def loss_and_gradient_(
     best = logits.argmax(-1)
     leaf = logits.detach().requires_grad_(with_gradient)
     with torch.set_grad_enabled(with_gradient):
-        values = row_losses(leaf, targets.probabilities[index], targets.in_draft[index], kind)
+        coverage = None if targets.coverage is None else targets.coverage[index]
+        p, counts = targets.probabilities[index], targets.in_draft[index]
+        values = row_losses(leaf, p, counts, coverage, kind)
     if with_gradient:
         (gradient,) = torch.autograd.grad(values, leaf, torch.ones_like(values))
         logits.copy_(weight * gradient)

@@ -37,6 +37,7 @@ def loss_and_gradient_(
         targets.mass,
         targets.negative_entropy,
         targets.in_draft,
+        targets.mass if targets.coverage is None else targets.coverage,
         index,
         value,
         best,
@@ -44,6 +45,7 @@ def loss_and_gradient_(
         width,
         HYBRID_DECAY,
         KIND=_KINDS[kind],
+        WITH_COVERAGE=targets.coverage is not None,
         WITH_GRADIENT=with_gradient,
         BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
         num_warps=_WARPS,
@@ -53,8 +55,9 @@ def loss_and_gradient_(
 
 @triton.jit
 def _loss(
-    logits, probabilities, mass_of, entropy_of, in_draft, index, value, best_of, weight, width, hybrid_decay,
-    KIND: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+    logits, probabilities, mass_of, entropy_of, in_draft, coverage_of, index, value, best_of, weight, width,
+    hybrid_decay,
+    KIND: tl.constexpr, WITH_COVERAGE: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     z_row = logits + row * width
@@ -86,14 +89,17 @@ def _loss(
     lse = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
     tl.store(best_of + row, tl.sum(tl.where(w == lane, best, 0), 0).to(tl.int64))
 
-    overlap, below = 0.0, 0.0  # sum of min(p, q), and the part of it where q is the smaller
+    # Of the target's true probabilities: the sum of min(p, q), and the part of it where q is the smaller.
+    overlap, below, coverage = 0.0, 0.0, 1.0
+    if WITH_COVERAGE:
+        coverage = tl.load(coverage_of + judge)
     if KIND != 0:
         overlaps = tl.zeros([BLOCK], dtype=tl.float32)
         belows = tl.zeros([BLOCK], dtype=tl.float32)
         for start in range(0, width, BLOCK):
             at = start + w
             z = tl.load(z_row + at, mask=at < width, other=-float("inf")).to(tl.float32)
-            p = tl.load(p_row + at, mask=at < width, other=0.0).to(tl.float32)
+            p = coverage * tl.load(p_row + at, mask=at < width, other=0.0).to(tl.float32)
             q = tl.exp(z - lse)
             overlaps += tl.minimum(p, q)
             belows += tl.where(q < p, q, 0.0)
@@ -116,7 +122,7 @@ def _loss(
             q = tl.exp(z - lse)
             gradient = of_kl * (mass * q - p)
             if KIND != 0:
-                gradient -= of_overlap * (tl.where(q < p, q, 0.0) - q * below)
+                gradient -= of_overlap * (tl.where(q < coverage * p, q, 0.0) - q * below)
             tl.store(z_row + at, (weight * gradient).to(logits.dtype.element_ty), mask=at < width)
     kl = tl.load(entropy_of + judge) + mass * lse - tl.sum(cross, 0)
     if KIND == 0:
