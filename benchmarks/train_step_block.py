@@ -4,11 +4,11 @@
     python benchmarks/train_step_block.py dflash --peer                  # the same work in speculators 0.9
     python benchmarks/train_step_block.py dflash dspark --small          # a shape for a CPU
 
-A step has ``--rows`` slots (512 blocks of 16, 1168 of 7) over 16 documents of 1024 tokens whose last half, but
-for 16 tokens, is an answer. ``--peer`` gives speculators' own model the same anchors, tokens and loss; its
-masters are fp32 under autocast, its frozen weights bf16. Where libraries are missing that it imports and a step
-does not use (datasets, openai, wandb), empty modules of these names do. Data is random. Prints a JSON line for
-each kind; run each path in a process of its own, for its peak memory.
+A step has ``--rows`` slots (512 blocks of 16, 1168 of 7) over 16 documents of 1024 tokens whose last
+half, but 16 tokens, is an answer. ``--peer`` gives speculators' own model the same anchors, tokens and
+loss; its masters are fp32 under autocast, its frozen weights bf16. Empty modules do for libraries that it
+imports and a step does not use (datasets, openai, wandb). Data is random. Prints a JSON line for each
+kind; run each path in a process of its own, for its peak memory.
 """
 
 import argparse
