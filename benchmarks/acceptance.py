@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from acceptance_answers import HELD_OUT, make_answers, make_sampled, note, read_answers, stored_answers
 from acceptance_recipes import RECIPES, Recipe
 from acceptance_table import DEPTHS, SUITES, read_runs, summarize
 from batched_decode import decode
-
 from eyas import registry
 from eyas.config.schema import TargetSettings, TrainSettings
 from eyas.data.pack import pack

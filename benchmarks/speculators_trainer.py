@@ -24,11 +24,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
 from acceptance import Reader, capture, device, measure, new_engine, tapped
 from acceptance_answers import HELD_OUT, note, read_answers
 from acceptance_table import SUITES
-from safetensors.torch import save_file
-
 from eyas.config.schema import TargetSettings, TrainSettings
 from eyas.engines.transformers.engine import TransformersEngine
 from eyas.export.native import load_export

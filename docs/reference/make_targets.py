@@ -12,10 +12,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "tests/support"), str(HERE.parents[1] / "src")]
 
+from eyas.targets.architectures import FAMILIES, Family  # noqa: E402
 from families import TINY, Tiny  # noqa: E402
 from oddities import ODDITIES  # noqa: E402
-
-from eyas.targets.architectures import FAMILIES, Family  # noqa: E402
 
 HEAD = """# Supported targets
 

@@ -18,6 +18,8 @@ REFERENCE_ENGINE = "transformers"  # others are compared with it; it decodes in 
 SERVING_ENGINE = "vllm"  # what eyas serve starts unless told otherwise
 # Kinds of draft: a package each, whose files eyas.drafters.base lists.
 DRAFTERS = {
+    "dflash": "eyas.drafters.dflash",
+    "dspark": "eyas.drafters.dspark",
     "eagle3": "eyas.drafters.eagle3",
 }
 # Packages that are installed may bring further kinds: entry points of this group, NAME = PACKAGE.

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from pipeline import eyas, write_run
 
 from eyas.engines.vllm import versions
+from pipeline import eyas, write_run
 
 MISSING = "error: the engine vllm is not installed"
 

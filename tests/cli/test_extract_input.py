@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import Screen, eyas, write_jsonl
-from tiny import make_target
 
 from eyas.files import read_json, seal, unseal, write_json
 from eyas.store.shards import ShardStore
+from pipeline import Screen, eyas, write_jsonl
+from tiny import make_target
 
 ROWS = [{"id": f"r{i}", "input_ids": list(range(5, 12 + i))} for i in range(12)]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import eyas, write_prompts, write_run
 from pydantic import BaseModel
 
 from eyas.config.load import load_config
 from eyas.config.paths import PATH_SETTINGS, expand_home
 from eyas.config.schema import RunConfig
 from eyas.errors import UserError
+from pipeline import eyas, write_prompts, write_run
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from families import make_family
-from oddities import one_id_more
-from pipeline import eyas, write_jsonl, write_run
-from tiny import make_target, spec_of
 
 from eyas.data.chat import ChatRenderer, RenderError
 from eyas.targets.tokenizer import read_tokenizer
 from eyas.types import Conversation, Message
+from families import make_family
+from oddities import one_id_more
+from pipeline import eyas, write_jsonl, write_run
+from tiny import make_target, spec_of
 
 TOKEN = "<image_soft_token>"
 

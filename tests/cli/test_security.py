@@ -14,9 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pipeline import change_json, eyas, write_run
 from safetensors.torch import save_file
-from tiny import make_spec, make_tokenizer, spec_of
 
 import eyas as package
 from eyas.data.chat import ChatRenderer
@@ -33,6 +31,8 @@ from eyas.targets.spec import read_target
 from eyas.targets.weights import Weights
 from eyas.train.checkpoint import best_checkpoint
 from eyas.types import Conversation, Message, TargetSpec
+from pipeline import change_json, eyas, write_run
+from tiny import make_spec, make_tokenizer, spec_of
 
 SOURCES = sorted(Path(package.__file__).parent.rglob("*.py"))
 PASSWORD, TOKEN = "hunter2-is-secret", "hf_" + "A1b2C3d4" * 4

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from machine import free_port
 from pipeline import Screen, change_json, eyas, write_run
 from tiny import make_target

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from pipeline import eyas, snapshot, write_run
 
 KEYS = "eyas config --keys"

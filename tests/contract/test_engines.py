@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import make_target, random_samples, spec_of
 
 from eyas.config.load import load_config
 from eyas.engines.base import Prompt, Sampling
@@ -16,6 +15,7 @@ from eyas.engines.info import engine_info, engines_that
 from eyas.engines.transformers.engine import TransformersEngine
 from eyas.errors import ContractError
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
+from tiny import make_target, random_samples, spec_of
 
 
 def engine_param(name: str) -> Any:

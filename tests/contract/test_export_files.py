@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_export import PARTIAL, change_tensors, export
-from tiny import make_spec
 
 from eyas.errors import ContractError, EyasError
 from eyas.export.native import load_export
+from tiny import make_spec
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from pipeline import Screen, eyas, write_run
 
 from eyas import registry
 from eyas.store.journal import read_journal
+from pipeline import Screen, eyas, write_run
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+
 import toy_engine.info
+from eyas import registry
+from eyas.store.shards import ShardStore
 from pipeline import eyas, write_run
 from tiny import spec_of
 from toy_engine.engine import ToyEngine
-
-from eyas import registry
-from eyas.store.shards import ShardStore
 
 FOLDER = Path(toy_engine.info.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"

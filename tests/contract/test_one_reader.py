@@ -11,9 +11,6 @@ import huggingface_hub
 import pytest
 import torch
 from click.testing import CliRunner
-from families import TINY, make_family
-from oddities import ODDITIES, dtype_at, edit, edit_text, one_id_more, template_of_processor
-from tiny import random_samples, spec_of
 
 from eyas.cli import cli
 from eyas.config.schema import TargetSettings
@@ -30,6 +27,9 @@ from eyas.targets.spec import UNKNOWN, read_outline, read_target
 from eyas.targets.teacher import read_teacher
 from eyas.targets.tokenizer import read_tokenizer
 from eyas.types import TargetSpec, VocabMap
+from families import TINY, make_family
+from oddities import ODDITIES, dtype_at, edit, edit_text, one_id_more, template_of_processor
+from tiny import random_samples, spec_of
 
 WRAPPED = sorted(name for name, tiny in TINY.items() if tiny.vision is not None)
 CASES = [

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from test_probe import AUX, changed, run_probe
-from vllm_cases import make_model, spec_of_model
 
 from eyas.engines.base import ProbeOutput
 from eyas.engines.probe import ProbeError, compare_states
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.types import Failure, TargetSpec, TokenizedSample
+from vllm_cases import make_model, spec_of_model
 
 
 @pytest.fixture(scope="module")

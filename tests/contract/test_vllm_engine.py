@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from vllm_cases import (
     NUM_LAYERS,
     make_model,

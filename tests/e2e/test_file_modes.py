@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline import eyas, write_run
 
 from eyas.safetensors_io import save_tensors
+from pipeline import eyas, write_run
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from faults import Plan, Strike, contents, fail, in_child, signal_self
-from pipeline import eyas, write_run
 
 from eyas import registry
+from faults import Plan, Strike, contents, fail, in_child, signal_self
+from pipeline import eyas, write_run
 
 FULL_DISK, BROKEN_DISK = fail(28), fail(5)
 KILL, INTERRUPT, TERMINATE = (signal_self(s) for s in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM))

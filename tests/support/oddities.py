@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+
 from tiny import CHAT_TEMPLATE
 
 CONFIG = "config.json"

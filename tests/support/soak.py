@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from eyas import registry
 from faults import Plan, Strike, contents, during, fail
 from pipeline import eyas, write_run
 from tiny import make_target, write_jsonl
-
-from eyas import registry
 
 
 def interrupt() -> None:

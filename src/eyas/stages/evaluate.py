@@ -33,7 +33,7 @@ from eyas.stages.export import is_whole
 from eyas.stages.prepare import new_renderer
 from eyas.stages.run_context import RunContext, begin, finish
 from eyas.store.aux_subset import with_layers
-from eyas.targets.teacher import read_teacher
+from eyas.targets.teacher import TeacherHead, read_teacher
 
 
 def evaluate(context: RunContext) -> None:
@@ -81,7 +81,7 @@ def _measure_here(context: RunContext) -> HeldOut:
     """Choose the prompts; predict their acceptance, and decode them if that is asked for."""
     settings, spec = context.config.evaluate, context.spec
     teacher = read_teacher(context.target_folder, spec).to(context.device, torch.float32)
-    drafter, draft, target_ids = _load_draft(context, teacher.embedding)
+    drafter, draft, target_ids = _load_draft(context, teacher)
     states = context.store("held_out")
     indices = choose_samples(states, settings.num_prompts, settings.max_new_tokens, spec.eos_token_ids)
     samples = [states.sample(index) for index in indices]
@@ -106,12 +106,12 @@ def _measure_here(context: RunContext) -> HeldOut:
     )
 
 
-def _load_draft(context: RunContext, embedding: torch.Tensor) -> tuple[Drafter, Any, torch.Tensor]:
+def _load_draft(context: RunContext, teacher: TeacherHead) -> tuple[Drafter, Any, torch.Tensor]:
     """Return the exported draft with its kind and its target ids, on the run's device.
 
     Raises: ContractError for a draft that was exported for another target.
     """
-    draft, target_ids, config = load_export(context.folder("export"), embedding)
+    draft, target_ids, config = load_export(context.folder("export"), teacher.embedding, teacher.head)
     spec = context.draft_spec_like(config["eyas"]["target"]["weights_fingerprint"])
     if config["eyas"]["target_fingerprint"] != spec.fingerprint:
         raise ContractError("the exported draft is for another target", hint="eyas export --fresh")

@@ -6,6 +6,7 @@ import torch
 
 from eyas import registry
 from eyas.drafters.base import Draft
+from eyas.drafters.common.stored import share_target
 from eyas.engines.info import draft_troubles
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
@@ -38,8 +39,9 @@ def export(context: RunContext) -> None:
     draft: Draft = registry.drafter(kind).build(checkpoint.draft_config)
     load_weights(checkpoint, draft)
     if not draft.config.has_own_embedding:
-        with torch.no_grad():
-            draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
+        teacher = read_teacher(context.target_folder, context.spec)
+        ids = torch.from_numpy(checkpoint.vocab.target_ids)
+        share_target(draft, teacher.embedding, teacher.head, ids)
     states = with_layers(context.store("held_out"), spec.aux_layer_ids).read(0)
     tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
     with atomic_folder(folder) as beside:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from capture_cases import make_capture_run
 
+from capture_cases import make_capture_run
 from eyas.capture.fleet import ExtractWorker, Unit, common_facts, for_actors
 from eyas.capture.split_work import SplitWork
 from eyas.config.load import load_config

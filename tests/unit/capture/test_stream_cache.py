@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_spec, random_samples
 
 from eyas.capture import stream_cache
 from eyas.capture.stream_cache import StreamCache
@@ -17,6 +16,7 @@ from eyas.errors import ContractError, UserError
 from eyas.store.storage import folder_of
 from eyas.train.ranks import Ranks
 from eyas.types import TargetSpec, TokenizedSample
+from tiny import make_spec, random_samples
 
 SPEC = make_spec()
 SAMPLES = random_samples(5, SPEC.vocab_size)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capture_cases import make_capture_run, samples_of
 
+from capture_cases import make_capture_run, samples_of
 from eyas.capture.stream_engine import StreamEngine
 from eyas.capture.windows import Unit
 from eyas.engines.fake.engine import FakeEngine

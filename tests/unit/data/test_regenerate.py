@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_support import FakeContext, Outcome, make_tokenizer, outcome_of, spans
-from fake_server import FakeServer
 from transformers.utils import chat_template_utils
 
+from data_support import FakeContext, Outcome, make_tokenizer, outcome_of, spans
 from eyas.config.load import load_config
 from eyas.data.answer_journal import AnswerJournal
 from eyas.data.prepared import read_conversations
@@ -20,6 +19,7 @@ from eyas.files import seal
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
 from eyas.types import Completion
+from fake_server import FakeServer
 
 TOKENIZER = make_tokenizer()
 EOS = TOKENIZER.eos_token_id

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_support import Prepare, make_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_support import Prepare, make_tokenizer
 from eyas.data.coverage import summarize
 from eyas.data.row_formats import Parsed
 from eyas.data.sources import Drop

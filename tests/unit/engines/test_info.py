@@ -5,11 +5,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from tiny import make_spec
 
 from eyas import registry
 from eyas.config.load import load_config
 from eyas.engines.info import EngineInfo, draft_troubles, engine_info, engines_that
+from tiny import make_spec
 
 CONFIG = load_config(None, ("run_dir=r", "target.model=m", "data.sources=[a]")).config
 

@@ -5,13 +5,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from pipeline import write_run
-from version_bounds import floors
 
 from eyas.config.load import load_config
 from eyas.config.schema import RunConfig
 from eyas.findings import Finding
 from eyas.plan.machine import LOWEST, machine_findings
+from pipeline import write_run
+from version_bounds import floors
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import write_jsonl
 
 from eyas.config.load import load_config
 from eyas.config.schema import RunConfig
 from eyas.errors import UserError
 from eyas.plan.measure_rates import Rows, calibrate, read_rows
 from eyas.progress import Progress
+from tiny import write_jsonl
 
 COUNTS = {
     "train_tokens": 900,

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import make_spec
 
 from eyas import registry
 from eyas.config.load import load_config
@@ -14,6 +13,7 @@ from eyas.plan.estimates import PlannedDraft, Tokens
 from eyas.plan.requirements import Need, disk_needs, memory_needs
 from eyas.plan.summary import Plan, print_plan
 from eyas.plan.target_size import TargetSize
+from tiny import make_spec
 
 TOKENS = Tokens(900, 100, 0.5, 10, "counted", exact=True)
 DRAFT = PlannedDraft(registry.drafter("eagle3"), draft_config_for(make_spec(), 30))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pytest
-from tiny import make_tokenizer
 
 from eyas.config.schema import EvaluateSettings
 from eyas.data.chat import ChatRenderer
@@ -12,6 +11,7 @@ from eyas.engines.decoder_base import Served
 from eyas.serving.dialogues import answer_turns, longest_length
 from eyas.serving.results import Group
 from eyas.types import Completion, Conversation, Message
+from tiny import make_tokenizer
 
 SETTINGS = EvaluateSettings(max_new_tokens=8)
 

@@ -1,11 +1,11 @@
 from pathlib import Path
 
 import pytest
-from pipeline import eyas, write_run
 
 from eyas.config.load import load_config
 from eyas.findings import Finding
 from eyas.stages.doctor import examine, print_findings
+from pipeline import eyas, write_run
 
 
 def states(findings: list[Finding]) -> dict[str, str]:

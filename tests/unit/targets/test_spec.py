@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import make_family, shard_weights
-from pipeline import change_json
 from safetensors.torch import load_file, save_file
-from tiny import make_target, spec_of
 from transformers import AutoTokenizer
 
 from eyas.config.schema import TargetSettings
@@ -20,6 +17,9 @@ from eyas.targets.resolve_model import locate, locate_config, locate_description
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.targets.weights import Weights
+from families import make_family, shard_weights
+from pipeline import change_json
+from tiny import make_target, spec_of
 
 
 @pytest.fixture

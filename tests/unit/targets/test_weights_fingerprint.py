@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import TINY, make_family, quantise_experts, shard_weights
 from safetensors.torch import load_file, save_file
-from tiny import make_target, spec_of
 
 from eyas.config.schema import TargetSettings
 from eyas.safetensors_io import Entry
@@ -29,6 +27,8 @@ from eyas.targets.weights_fingerprint import (
     sampled_names,
     way_of,
 )
+from families import TINY, make_family, quantise_experts, shard_weights
+from tiny import make_target, spec_of
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """Which vLLM serves an EAGLE-3 draft, for which target."""
 
 import pytest
-from tiny import make_spec
 
 from eyas.drafters.eagle3 import vllm
 from eyas.engines.vllm import versions
 from eyas.errors import UserError
+from tiny import make_spec
 
 
 def test_a_version_that_ignores_its_norms_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

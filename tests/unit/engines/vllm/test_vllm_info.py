@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny import make_spec
 
 from eyas.config.load import load_config
 from eyas.config.schema import RunConfig
 from eyas.engines.info import DraftServer, engine_info
 from eyas.engines.vllm import engine_args, versions
 from eyas.errors import UserError
+from tiny import make_spec
 
 INFO = engine_info("vllm")
 
