@@ -32,6 +32,7 @@ class Message:
     """One turn. ``tool_calls`` and ``tools`` keep the shape of the OpenAI chat format.
 
     ``cut`` says that an answer met its length limit, so that its end-of-turn was never generated.
+    ``trained`` is False for an answer that is context only.
     """
 
     role: str
@@ -41,10 +42,18 @@ class Message:
     name: str | None = None
     tool_call_id: str | None = None
     cut: bool = False
+    trained: bool = True
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UserError(f"unknown role {self.role!r}", hint=f"known roles: {', '.join(ROLES)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields; ``trained`` only where it is False, so that other hashes do not change."""
+        values = dict(vars(self))
+        if self.trained:
+            del values["trained"]
+        return values
 
     def for_template(self) -> dict[str, Any]:
         """Return the dict that chat templates read."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from pipeline import Screen, change_json, eyas, snapshot, write_jsonl, write_run
 from tiny import make_target
 
@@ -339,8 +340,8 @@ def test_a_run_folder_of_another_seed(extracted: Path, refuses: Callable[..., Sc
 def test_a_store_of_other_layers(refuses: Callable[..., Screen]) -> None:
     assert_refused(
         refuses("train", "target.aux_layer_ids=[1,3,5]"),
-        "the states were written for another target: aux_layer_ids is [2, 4, 5] there and [1, 3, 5] here",
-        "extract again for this target: eyas extract --fresh",
+        "the draft reads aux layers [1, 3, 5], and [1, 3] were not captured: the states hold [2, 4, 5]",
+        "run: eyas extract -c <run file> --fresh target.aux_layer_ids=[1,2,3,4,5]",
     )
 
 

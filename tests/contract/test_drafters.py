@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import toy_drafter
-from memory_store import MemoryStore
-from pipeline import eyas, write_run
 from safetensors.torch import load_file
-from tiny import answered_states, spec_of
 
+import toy_drafter
 from eyas import registry
 from eyas.config.schema import TrainSettings, draft_settings_of
 from eyas.data.pack import pack
@@ -33,6 +30,9 @@ from eyas.train.checkpoint import latest_checkpoint
 from eyas.train.loop import Trainer
 from eyas.train.step_plan import StepPlan
 from eyas.types import HiddenStates, VocabMap
+from memory_store import MemoryStore
+from pipeline import eyas, write_run
+from tiny import answered_states, spec_of
 
 ROOT = Path(__file__).parents[2]
 KINDS = [*registry.DRAFTERS, "toy"]
@@ -113,7 +113,8 @@ def test_a_plan_names_all_its_tensors_and_follows_from_its_draw(kind: str) -> No
     documents = torch.arange(60) // 20
     plan = drafter.plan(supervised, documents, settings, draw=7)
     again = drafter.plan(supervised, documents, settings, draw=7)
-    assert 0 < plan.num_supervised <= int(supervised.sum())
+    # A position may be judged in several blocks, the largest of which hold 15 predictions.
+    assert 0 < plan.num_supervised <= 15 * int(supervised.sum())
     assert all(torch.equal(a, b) for a, b in zip(plan.tensors(), again.tensors(), strict=True))
     moved: list[torch.Tensor] = []
     changed = plan.each(lambda tensor: moved.append(tensor) or tensor.clone())  # type: ignore[func-returns-value]

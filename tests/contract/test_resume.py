@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import answered_states, make_trainer
 
 from eyas.errors import ContractError
 from eyas.train import loop
 from eyas.train.checkpoint import best_checkpoint, latest_checkpoint, read_checkpoint
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates
+from tiny import answered_states, make_trainer
 
 NUM_STEPS = 6
 

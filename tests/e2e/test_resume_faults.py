@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from faults import Plan, Strike, contents, fail, in_child, signal_self
-from pipeline import eyas, write_run
 
 from eyas import registry
+from faults import Plan, Strike, contents, fail, in_child, signal_self
+from pipeline import eyas, write_run
 
 FULL_DISK, BROKEN_DISK = fail(28), fail(5)
 KILL, INTERRUPT, TERMINATE = (signal_self(s) for s in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
@@ -132,7 +132,7 @@ def test_an_engine_that_dies_loses_only_what_was_in_flight(
     run: Run, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.go_back_before(stage)
-    monkeypatch.setitem(registry.ENGINES, "transformers", "bad_engines:Crashing")
+    monkeypatch.setitem(registry.ENGINES, "transformers", "bad_engines:CrashingInfo")
     screen = eyas(stage, "-c", run.run_file)
     assert screen.code == 1
     assert "CUDA error: out of memory" in screen.err

@@ -1,8 +1,12 @@
 """Small cases that several tests of faults start from."""
 
+<<<<<<< HEAD
 from tiny import make_spec, random_samples
 
 from eyas.engines.fake import FakeEngine
+=======
+from eyas.engines.fake.engine import FakeEngine
+>>>>>>> main
 from eyas.store.manifest import StoreManifest
 from eyas.types import HiddenStates
 

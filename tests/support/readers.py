@@ -5,6 +5,7 @@ refused in words. Whatever else it does is a bug. ``GENUINE`` holds what each re
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,6 @@ from tempfile import mkdtemp
 import numpy as np
 import torch
 from safetensors.torch import save
-from tiny import make_spec
 
 from eyas.capture.import_samples import _rows, _sample
 from eyas.config.load import load_config
@@ -29,6 +29,7 @@ from eyas.store.shards import ShardStore, ShardWriter
 from eyas.targets.weights import Weights
 from eyas.train.checkpoint import read_checkpoint
 from eyas.types import HiddenStates, TokenizedSample
+from tiny import make_spec
 
 Reader = Callable[[bytes, Path], object]
 SPEC = make_spec()
@@ -91,7 +92,7 @@ def read_token_rows(data: bytes, folder: Path) -> None:
     path = folder / "rows.jsonl"
     path.write_bytes(data)
     for number, row in _rows(path):
-        _sample(path, number, row, 64)
+        _sample(path, number, row, 64, Counter())
 
 
 def read_draft_config(data: bytes, folder: Path) -> None:

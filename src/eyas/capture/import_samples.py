@@ -10,6 +10,7 @@ import numpy as np
 
 from eyas.config.schema import DataSettings
 from eyas.data.dedup_and_split import below_share
+from eyas.data.fields import BadRow, Fields
 from eyas.data.prepared import (
     SPLITS,
     PreparedWriter,
@@ -19,6 +20,8 @@ from eyas.data.prepared import (
 )
 from eyas.data.samples import mask_ends
 from eyas.data.sources import Drop
+from eyas.data.token_rows import MASK_KEYS, read_token_row
+from eyas.data.training_flags import says_trained
 from eyas.errors import ContractError, UserError
 from eyas.files import sha256_of_file
 from eyas.progress import say
@@ -72,10 +75,11 @@ def _read_jsonl(
     say(f"extract: {source.name} names no tokenizer; its ids are taken to be the target's")
     seen: set[str] = set()
     ends: Counter[str] = Counter()
+    unused: Counter[str] = Counter()
     num_rows = 0
     for number, row in _rows(source):
         num_rows = number
-        sample = _sample(source, number, row, data.max_length)
+        sample = _sample(source, number, row, data.max_length, unused)
         if isinstance(sample, Drop):
             writer.drop(sample)
             continue
@@ -98,7 +102,10 @@ def _read_jsonl(
                 f"  warning: {ends[where]} of {ends.total()} masked spans end one token {where} the end of "
                 f"their turn, {ends['at']} at it: the loss_mask may be shifted by one"
             )
+    if unused:
+        say("  columns not used: " + ", ".join(f"{key} ({n:,})" for key, n in unused.most_common()))
     return {
+        "unused_columns": dict(unused.most_common()),
         "tokenizer_fingerprint": spec.tokenizer_fingerprint,
         "template_fingerprint": spec.template_fingerprint,
     }
@@ -121,8 +128,26 @@ def _rows(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, row
 
 
-def _sample(source: Path, number: int, row: dict[str, Any], max_length: int) -> TokenizedSample | Drop:
+def _sample(
+    source: Path, number: int, row: dict[str, Any], max_length: int, unused: Counter[str]
+) -> TokenizedSample | Drop:
     sample_id = str(row.get("id", f"line-{number:08d}"))
+    fields = Fields(row)
+    fields.take("id"), fields.take("input_ids")
+    try:
+        if fields.has(*MASK_KEYS[1:], "labels", "attention_mask"):
+            if not fields.has(*MASK_KEYS, "labels"):
+                fields = Fields({**row, "loss_mask": [1] * len(row["input_ids"])})
+            row = {
+                "input_ids": row["input_ids"],
+                "loss_mask": read_token_row(fields, sample_id, "").loss_mask,
+            }
+        fields.take("id"), fields.take("loss_mask")
+        if says_trained(fields, {}) is False:
+            raise BadRow("marked_not_trained")
+    except BadRow as error:
+        return Drop(sample_id, f"{source}:{number}", str(error))
+    unused.update(fields.unread())
     try:
         ids = np.asarray(row["input_ids"], dtype=np.int32)
         mask = np.asarray(row.get("loss_mask", [1] * len(ids))).astype(bool)

@@ -34,6 +34,9 @@ class TargetSettings(Section):
         "kind reads, such as [2, n//2, n-3]",
     )
     trust_remote_code: bool = Field(False, description="allow code from the model folder")
+    fingerprint: Literal["sampled", "full"] = Field(
+        "sampled", description="what identifies the weights: bytes of every tensor, or all bytes (slow)"
+    )
 
 
 class WeightedSource(Section):
@@ -56,6 +59,10 @@ class DataSettings(Section):
     max_drop_share: float = Field(0.1, ge=0, le=1, description="stop when more rows than this are dropped")
     skip_broken_lines: bool = Field(False, description="count lines that are not JSON as drops, and go on")
     role_map: dict[str, str] = Field({}, description="further role names, e.g. {my-model: assistant}")
+    ignore_keys: tuple[str, ...] = Field(
+        (),
+        description="keys of rows and messages that are not read, e.g. a weight that is no training weight",
+    )
     template_kwargs: dict[str, Any] = Field(
         {}, description="passed to the chat template, as the server will: e.g. {enable_thinking: false}"
     )
@@ -259,8 +266,8 @@ class EvaluateSettings(Section):
     in_process: bool = Field(
         True, description="decode in this process; false for targets too large for transformers here"
     )
-    engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="vllm: measure the draft there as well, and compare"
+    engine: str = Field(
+        "transformers", description="an engine that serves (vllm): measure the draft there too, and compare"
     )
     endpoint: str | None = Field(
         None, description="measure a server that runs with the draft, e.g. http://127.0.0.1:8000/v1"

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eyas.data.answer_slots import answer_slots
 from eyas.data.row_formats import parse_row
-from eyas.data.sources import Drop, Row, read_source
+from eyas.data.sources import Drop, Row, read_source, source_fingerprint
 from eyas.errors import UserError, did_you_mean
 from eyas.types import Conversation
 
@@ -47,12 +48,7 @@ def read_benchmark(name: str, limit: int, role_map: Mapping[str, str]) -> list[B
 
     Raises: UserError for an unknown name or a source without a usable row.
     """
-    known = _HUB_SETS.get(name.lower().replace("_", "-"))
-    if known is None and not _looks_like_source(name):
-        raise UserError(
-            f"unknown benchmark {name!r}{did_you_mean(name, _HUB_SETS)}",
-            hint=f"known: {', '.join(_HUB_SETS)}; or a file, or hf:owner/name:split",
-        )
+    known = _known(name)
     rows = read_source(known.source if known else name)
     found = [_prompt(row, name, known, role_map) for row in rows if not isinstance(row, Drop)]
     prompts = [p for p in found if p is not None]
@@ -60,6 +56,22 @@ def read_benchmark(name: str, limit: int, role_map: Mapping[str, str]) -> list[B
         raise UserError(f"{name} holds no prompt", hint='a row is {"id", "category", "turns": ["..."]}')
     suites = _grouped(prompts, lambda p: p.suite)
     return [p for suite in suites.values() for p in _spread(suite, limit)]
+
+
+def benchmark_fingerprint(name: str) -> str:
+    """Identify the prompts of a benchmark: its file's bytes, or the name of a hub data set."""
+    known = _known(name)
+    return source_fingerprint(known.source if known else name)
+
+
+def _known(name: str) -> _HubSet | None:
+    known = _HUB_SETS.get(name.lower().replace("_", "-"))
+    if known is None and not _looks_like_source(name):
+        raise UserError(
+            f"unknown benchmark {name!r}{did_you_mean(name, _HUB_SETS)}",
+            hint=f"known: {', '.join(_HUB_SETS)}; or a file, or hf:owner/name:split",
+        )
+    return known
 
 
 def _looks_like_source(name: str) -> bool:
@@ -80,7 +92,7 @@ def _prompt(
     elif isinstance(value, Mapping):
         suite, category = str(value.get("suite", name)), str(value.get("category", "all"))
     record = parse_row(Row(row.place, value), role_map).record
-    if not isinstance(record, Conversation):
+    if not isinstance(record, Conversation) or not answer_slots(record):
         return None
     return BenchmarkPrompt(suite, category, record)
 

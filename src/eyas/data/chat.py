@@ -1,7 +1,6 @@
 """From messages to the tokens a server would see, and the mask of what the assistant generated."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -11,13 +10,14 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from eyas.data.encode import Encoder, Turn
-from eyas.data.row_formats import Record, RenderedText, TokenRow
+from eyas.data.records import Record, RenderedText, TokenRow
+from eyas.data.render_error import RenderError
 from eyas.data.samples import cut_samples, merge_turns
+from eyas.data.tool_forms import PROBE, ToolForms
 from eyas.types import Conversation, Message, TokenizedSample
 
 # A generation prompt may open the reasoning itself; what is generated then starts inside of it.
 _OPENED_THINKING = re.compile(r"<think>\s*\Z")
-_PROBE = "eyasprobe{}x"
 # What a template can run into, which is anybody's program.
 _TEMPLATE_ERRORS = (
     TemplateError,
@@ -28,13 +28,6 @@ _TEMPLATE_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
-
-
-class RenderError(ValueError):
-    """The template refuses a conversation, or renders it in a way that no server would produce.
-
-    Its text is the drop reason: a fixed word, and the template's own words behind it.
-    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,25 +56,32 @@ class ChatRenderer:
         self._eos_texts = tuple(
             filter(None, (str(tokenizer.decode([i])) for i in sorted(self.eos_token_ids)))
         )
-        self._takes_string, self._takes_mapping = self._probe_arguments()
+        self._tools = ToolForms(self._render_values)
 
     def prompt_ids(self, conversation: Conversation, num_messages: int) -> list[int]:
         """Return the ids a server sees before it generates message number ``num_messages``.
 
-        Raises: RenderError with the template's own words.
+        Raises: RenderError with the template's own words, or for an id that the target has no row for.
         """
-        return self.encoder.ids([self._render(conversation, num_messages, generation_prompt=True)])[0]
+        ids = self.encoder.ids([self._render(conversation, num_messages, generation_prompt=True)])[0]
+        if self._is_out_of_range(ids):
+            raise RenderError("token_id_out_of_range")
+        return ids
 
     def prompt_lengths(self, prompts: Sequence[tuple[Conversation, int]]) -> list[int | RenderError]:
         """Return for each (conversation, number of messages) the length of its prompt, or why it has none."""
         texts: list[str | RenderError] = []
         for conversation, num_messages in prompts:
             try:
-                self._check_tools(conversation)
+                self._tools.check(conversation)
                 texts.append(self._render(conversation, num_messages, generation_prompt=True))
             except RenderError as error:
                 texts.append(error)
-        lengths = iter(map(len, self.encoder.ids([t for t in texts if isinstance(t, str)])))
+        encoded = self.encoder.ids([t for t in texts if isinstance(t, str)])
+        lengths = iter(
+            RenderError("token_id_out_of_range") if self._is_out_of_range(ids) else len(ids)
+            for ids in encoded
+        )
         return [next(lengths) if isinstance(t, str) else t for t in texts]
 
     def samples(self, record: Record, max_length: int) -> list[TokenizedSample]:
@@ -113,14 +113,21 @@ class ChatRenderer:
                 results.append(plan)
                 continue
             merged = [plan] if isinstance(plan, TokenizedSample) else merge_turns(next(turns))
+            if any(self._is_out_of_range(sample.input_ids.tolist()) for sample in merged):
+                results.append(RenderError("token_id_out_of_range"))
+                continue
             results.append(_finish(record.conversation_id, merged, max_length))
         return results
 
     def end_of_turn_id(self) -> int:
         """Return the token that the template ends an answer with."""
-        told = Conversation("probe", (Message("user", _PROBE), Message("assistant", _PROBE)), "probe")
+        told = Conversation("probe", (Message("user", PROBE), Message("assistant", PROBE)), "probe")
         ids = self.encoder.ids([self._render(told, 2, generation_prompt=False)])[0]
         return next((i for i in reversed(ids) if i in self.eos_token_ids), min(self.eos_token_ids))
+
+    def _is_out_of_range(self, ids: Sequence[int]) -> bool:
+        """Whether the target's embedding lacks a row for an id: Gemma 3's text models have no image token."""
+        return max(ids, default=0) >= self.vocab_size
 
     def _plan(self, record: Record) -> list[Turn] | TokenizedSample:
         if isinstance(record, TokenRow):
@@ -130,20 +137,14 @@ class ChatRenderer:
     def _turns(self, conversation: Conversation) -> list[Turn]:
         """Render each answer's prompt and the answer behind it."""
         messages = conversation.messages
-        self._check_tools(conversation)
-        answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        spoken = [i for i in answers if i > 0 and not _is_blank(messages[i])]
-        if not spoken:
+        self._tools.check(conversation)
+        slots = [i for i, m in enumerate(messages) if m.role == "assistant" and i > 0 and not _is_blank(m)]
+        trained = [i for i in slots if messages[i].trained]
+        if not trained:
             # The template's own objection says more than ours.
             self._render(conversation, len(messages), generation_prompt=False)
-            raise RenderError(
-                "no_assistant_turn"
-                if not answers
-                else "starts_with_assistant"
-                if answers == [0]
-                else "blank_assistant"
-            )
-        return [self._turn(conversation, i) for i in spoken]
+            raise RenderError("marked_not_trained" if slots else _why_no_answer(conversation))
+        return [self._turn(conversation, i) for i in trained]
 
     def _turn(self, conversation: Conversation, index: int) -> Turn:
         message = conversation.messages[index]
@@ -176,11 +177,11 @@ class ChatRenderer:
 
     def _answer_header(self) -> str:
         """Return the text between what the user wrote and what the assistant writes."""
-        asked = Conversation("probe", (Message("user", _PROBE),), "probe")
+        asked = Conversation("probe", (Message("user", PROBE),), "probe")
         with_prompt = self._render(asked, 1, generation_prompt=True)
         without = self._render(asked, 1, generation_prompt=False)
         added = with_prompt.removeprefix(without)
-        return added or with_prompt.rpartition(_PROBE)[2]
+        return added or with_prompt.rpartition(PROBE)[2]
 
     def _as_sample(self, row: TokenRow) -> TokenizedSample:
         if not row.loss_mask.any():
@@ -193,87 +194,20 @@ class ChatRenderer:
             raise RenderError("no_trainable_token")
         return TokenizedSample(row.conversation_id, row.input_ids, row.loss_mask, cut)
 
-    def _check_tools(self, conversation: Conversation) -> None:
-        """Refuse a conversation whose tools or calls the template would leave out without a word.
-
-        Their names are replaced by marks, and every mark must show in one rendering.
-        """
-        num_marks = 0
-
-        def marked(function: Mapping[str, Any]) -> dict[str, Any]:
-            nonlocal num_marks
-            num_marks += 1
-            return {**function, "name": _PROBE.format(num_marks)}
-
-        if not conversation.tools and not any(m.tool_calls for m in conversation.messages):
-            return
-        tools = [
-            {**t, "function": marked(t["function"])} if isinstance(t.get("function"), Mapping) else marked(t)
-            for t in conversation.tools
-        ]
-        messages = tuple(
-            dataclasses.replace(
-                m, tool_calls=tuple({**c, "function": marked(c["function"])} for c in m.tool_calls)
-            )
-            for m in conversation.messages
-        )
-        text = self._render(
-            dataclasses.replace(conversation, messages=messages, tools=tuple(tools)),
-            len(messages),
-            generation_prompt=False,
-        )
-        if any(_PROBE.format(number) not in text for number in range(1, num_marks + 1)):
-            raise RenderError("template_lacks_tools")
-
-    def _probe_arguments(self) -> tuple[bool, bool]:
-        """Learn whether the template takes a call's arguments as JSON text, and as a mapping."""
-
-        def shows(arguments: Any) -> bool:
-            call = {
-                "type": "function",
-                "id": "call00000",
-                "function": {"name": "probe", "arguments": arguments},
-            }
-            messages = [
-                {"role": "user", "content": "?"},
-                {"role": "assistant", "content": "", "tool_calls": [call]},
-            ]
-            try:
-                text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_kwargs)
-            except _TEMPLATE_ERRORS:
-                return False
-            # JSON text that goes through the template's own JSON filter comes out with escaped quotes.
-            return "eyas" in str(text) and '\\"eyas' not in str(text)
-
-        return shows('{"eyas": 1}'), shows({"eyas": 1})
-
-    def _arguments(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Give a call's arguments in the form that the template renders; as they came when it takes both."""
-        arguments = call["function"].get("arguments")
-        if isinstance(arguments, str) and not self._takes_string and self._takes_mapping:
-            try:
-                arguments = json.loads(arguments)
-            except ValueError:
-                raise RenderError("tool_arguments_not_json") from None
-        elif isinstance(arguments, Mapping) and not self._takes_mapping and self._takes_string:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        else:
-            return dict(call)
-        return {**call, "function": {**call["function"], "arguments": arguments}}
-
     def _render(self, conversation: Conversation, num_messages: int, generation_prompt: bool) -> str:
-        messages = []
-        for message in conversation.messages[:num_messages]:
-            value = message.for_template()
-            if message.tool_calls:
-                value["tool_calls"] = [self._arguments(call) for call in message.tool_calls]
-            messages.append(value)
-        tools: Any = [dict(tool) for tool in conversation.tools] or None
+        messages = self._tools.for_template(conversation, num_messages)
+        return self._render_values(messages, list(map(dict, conversation.tools)), generation_prompt)
+
+    def _render_values(self, messages: Any, tools: Any, generation_prompt: bool) -> str:
+        """Render what a server is sent.
+
+        Raises: RenderError with the template's own words.
+        """
         try:
             return str(
                 self.tokenizer.apply_chat_template(
                     messages,
-                    tools=tools,
+                    tools=tools or None,
                     tokenize=False,
                     add_generation_prompt=generation_prompt,
                     **self.template_kwargs,
@@ -282,6 +216,13 @@ class ChatRenderer:
         except _TEMPLATE_ERRORS as error:
             words = " ".join(str(error).split())[:200]
             raise RenderError(f"template_error: {words}") from None
+
+
+def _why_no_answer(conversation: Conversation) -> str:
+    answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
+    if not answers:
+        return "no_assistant_turn"
+    return "starts_with_assistant" if answers == [0] else "blank_assistant"
 
 
 def _is_blank(message: Message) -> bool:

@@ -42,6 +42,10 @@ class Summary:
             rows.append(("cut to data.max_length", f"{lost} conversations lost"))
         for name, key in (("shape", "shapes"), ("warning", "warnings"), ("finish", "finish_reasons")):
             rows += [(f"{name} {what}", f"{n:,}") for what, n in self.manifest.get(key, {}).items()]
+        for name, key in (("column", "unused_columns"), ("message key", "unused_message_keys")):
+            unused = self.manifest.get(key, {})
+            rows += [(f"{name} not used: {what}", f"{n:,}") for what, n in unused.items()]
+        rows += [("no data, not read", path) for path in self.manifest.get("unused_files", ())]
         return rows + [(f"dropped {reason}", f"{n:,}") for reason, n in drops.items()]
 
     def length_bars(self) -> list[tuple[str, int]]:

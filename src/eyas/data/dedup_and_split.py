@@ -4,7 +4,7 @@ import hashlib
 import json
 import sqlite3
 
-from eyas.data.row_formats import Record, RenderedText
+from eyas.data.records import Record, RenderedText
 from eyas.errors import UserError
 from eyas.types import Conversation
 

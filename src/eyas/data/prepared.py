@@ -69,7 +69,7 @@ class PreparedWriter:
 
     def add_conversation(self, split: Split, conversation: Conversation) -> None:
         row = {
-            "messages": [vars(m) for m in conversation.messages],
+            "messages": [m.to_json() for m in conversation.messages],
             "source": conversation.source,
             "tools": list(conversation.tools),
         }

@@ -1,185 +1,171 @@
-"""The shapes that conversations are published in, each made into one record or dropped with a reason."""
+"""The formats that conversations are published in, each made into one record or dropped with a reason."""
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from eyas.data.fields import BadRow, Fields
+from eyas.data.messages import decoded, read_content, read_message, read_objects
+from eyas.data.records import Record, RenderedText
 from eyas.data.sources import Drop, Row
-from eyas.types import ROLES, Conversation, Message
+from eyas.data.token_rows import read_token_row
+from eyas.data.training_flags import says_trained
+from eyas.types import Conversation, Message
 
-# Spellings of ShareGPT and its descendants. ``function_call`` is an assistant turn that holds only a call.
-_ROLE_NAMES = {
-    "human": "user",
-    "prompter": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "model": "assistant",
-    "function_call": "assistant",
-    "function": "tool",
-    "function_response": "tool",
-    "observation": "tool",
-}
 _MESSAGE_KEYS = ("messages", "conversations", "conversation")
-_PROMPT_KEYS = ("prompt", "question", "query")
+_PROMPT_KEYS = ("prompt", "question", "query", "input")
 _RESPONSE_KEYS = ("response", "completion", "answer", "output")
-
-
-@dataclass(frozen=True)
-class RenderedText:
-    """A conversation that was already rendered with some chat template."""
-
-    conversation_id: str
-    text: str
-    source: str
-
-
-@dataclass(frozen=True)
-class TokenRow:
-    """Tokens and mask that the data brings along: [T] each, as they came."""
-
-    conversation_id: str
-    input_ids: np.ndarray
-    loss_mask: np.ndarray
-    source: str
-
-
-Record = Conversation | RenderedText | TokenRow
+_SYSTEM_KEYS = ("system", "system_prompt", "system_message", "systemPrompt", "system_instruction")
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A record or a drop, the shape that was recognised, and a hash of what the record says."""
+    """A record or a drop, the format that was recognised, and a hash of what the record says.
+
+    ``unused_columns`` and ``unused_message_keys`` name what was not read, a key once for each message.
+    """
 
     record: Record | Drop
     shape: str
     said: str = ""
+    unused_columns: tuple[str, ...] = ()
+    unused_message_keys: tuple[str, ...] = ()
 
 
-class _BadRow(ValueError):
-    """The row cannot be used; its text is the reason."""
+@dataclass(frozen=True)
+class _Given:
+    """A row on its way to a record."""
+
+    fields: Fields
+    row_id: str
+    place: str
+    role_map: Mapping[str, str]
+    ignored: Collection[str]
+    unused_message_keys: list[str]
+
+    def text(self, content: Any) -> str:
+        return read_content(content, self.role_map, self.ignored, self.unused_message_keys)[0]
 
 
-def parse_row(row: Row, role_map: Mapping[str, str]) -> Parsed:
-    """Recognise a row's shape and read it; ``role_map`` adds to the known role names."""
+def parse_row(row: Row, role_map: Mapping[str, str], ignore_keys: Collection[str] = ()) -> Parsed:
+    """Recognise a row's format and read it.
+
+    ``role_map`` adds to the known role names. Rows and messages are read as if they had no ``ignore_keys``.
+    """
     value = {"messages": row.value} if isinstance(row.value, list) else row.value
     if not isinstance(value, Mapping):
         return Parsed(Drop(row.place, row.place, "bad_shape"), "unknown")
-    given = value.get("id")
-    row_id = "" if given is None else str(given)
-    shape = _shape_of(value)
+    fields = Fields(value, ignore_keys)
+    row_id = fields.take("id")
+    row_id = "" if row_id is None else str(row_id)
+    shape = _shape_of(fields)
+    given = _Given(fields, row_id, row.place, role_map, ignore_keys, [])
+    record, said = _read(given, shape)
+    return Parsed(record, shape, said, tuple(fields.unread()), tuple(given.unused_message_keys))
+
+
+def _read(given: _Given, shape: str) -> tuple[Record | Drop, str]:
+    row_id, place = given.row_id, given.place
     try:
-        record = _READERS[shape](value, row_id, row.place, role_map)
+        record = _READERS[shape](given)
+        if says_trained(given.fields, given.role_map) is False:
+            raise BadRow("marked_not_trained")
         said = _said(record)
         row_id.encode()
-    except _BadRow as error:
-        return Parsed(Drop(row_id or row.place, row.place, str(error)), shape)
+    except BadRow as error:
+        return Drop(row_id or place, place, str(error)), ""
     except UnicodeEncodeError:  # half a surrogate pair, which no server's JSON could carry
-        return Parsed(Drop(row.place, row.place, "invalid_unicode"), shape)
+        return Drop(place, place, "invalid_unicode"), ""
     # A row without an id is known by what it says, so that its id survives re-ordering of the source.
-    named = record if row_id else dataclasses.replace(record, conversation_id=said[:16])
-    return Parsed(named, shape, said)
+    return (record if row_id else dataclasses.replace(record, conversation_id=said[:16])), said
 
 
 def _said(record: Record) -> str:
     if isinstance(record, Conversation):
-        said: Any = [[vars(m) for m in record.messages], list(record.tools)]
-    elif isinstance(record, TokenRow):
-        said = [record.input_ids.tolist(), record.loss_mask.tolist()]
-    else:
+        said: Any = [[m.to_json() for m in record.messages], list(record.tools)]
+    elif isinstance(record, RenderedText):
         said = record.text
+    else:
+        said = [record.input_ids.tolist(), record.loss_mask.tolist()]
     text = json.dumps(said, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _shape_of(row: Mapping[str, Any]) -> str:
-    def has(*keys: str) -> bool:
-        return any(row.get(key) is not None for key in keys)
-
-    if has("input_ids"):
+def _shape_of(row: Fields) -> str:
+    if row.has("input_ids"):
         return "tokens"
-    if has(*_MESSAGE_KEYS):
+    if row.has(*_MESSAGE_KEYS):
         return "messages"
-    if has("instruction"):
+    if row.has("instruction"):
         return "alpaca"
-    if has(*_PROMPT_KEYS):
-        return "prompt and response" if has(*_RESPONSE_KEYS) else "prompt"
-    if has("turns"):
+    if row.has(*_PROMPT_KEYS[:-1]):
+        return "prompt and response" if row.has(*_RESPONSE_KEYS) else "prompt"
+    if row.has("turns"):
         return "turns"
-    if has("text"):
+    if row.has("text"):
         return "text"
+    if row.has("input"):
+        return "prompt and response" if row.has(*_RESPONSE_KEYS) else "prompt"
     return "unknown"
 
 
-def _read_unknown(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
-    raise _BadRow("empty_conversation" if any(key in row for key in _MESSAGE_KEYS) else "missing_messages")
+def _read_unknown(given: _Given) -> Record:
+    named = any(key in given.fields for key in _MESSAGE_KEYS)
+    given.fields.take(*_MESSAGE_KEYS)
+    raise BadRow("empty_conversation" if named else "missing_messages")
 
 
-def _read_tokens(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
-    ids, mask = row["input_ids"], row.get("loss_mask")
-    if mask is None:
-        raise _BadRow("missing_loss_mask")
-    if not _all_integers(ids) or not isinstance(mask, list) or any(m not in (0, 1) for m in mask):
-        raise _BadRow("bad_shape")
-    if len(ids) != len(mask):
-        raise _BadRow("mask_length_mismatch")
-    if any(not 0 <= i < 2**31 for i in ids):
-        raise _BadRow("token_id_out_of_range")
-    return TokenRow(row_id, np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=bool), place)
+def _read_tokens(given: _Given) -> Record:
+    return read_token_row(given.fields, given.row_id, given.place)
 
 
-def _read_text(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
-    text = row["text"]
+def _read_text(given: _Given) -> Record:
+    text = given.fields.take("text")
     if not isinstance(text, str):
-        raise _BadRow("bad_shape")
+        raise BadRow("bad_shape")
     if not text.strip():
-        raise _BadRow("empty_conversation")
-    return RenderedText(row_id, text, place)
+        raise BadRow("empty_conversation")
+    return RenderedText(given.row_id, text, given.place)
 
 
-def _read_messages(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
-    messages = next(row[key] for key in _MESSAGE_KEYS if row.get(key) is not None)
-    return _conversation(_decoded(messages), row, row_id, place, role_map)
+def _read_messages(given: _Given) -> Record:
+    return _conversation(given, decoded(given.fields.take(*_MESSAGE_KEYS)))
 
 
-def _read_alpaca(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
-    parts = [_text(row["instruction"]), _text(row.get("input") or "")]
-    messages = [{"role": "user", "content": "\n\n".join(part for part in parts if part)}]
-    if row.get("output") is not None:
-        messages.append({"role": "assistant", "content": row["output"]})
-    history = row.get("history") or []
-    if not isinstance(history, list) or any(not isinstance(h, list) or len(h) != 2 for h in history):
-        raise _BadRow("bad_shape")
-    roles = ("user", "assistant")
-    before = [{"role": r, "content": c} for pair in history for r, c in zip(roles, pair, strict=True)]
-    return _conversation(before + messages, row, row_id, place, role_map)
+def _read_alpaca(given: _Given) -> Record:
+    """Read an instruction with its input (Alpaca) or context (Dolly) behind it."""
+    fields = given.fields
+    asked = _with_context(given, fields.take("instruction"), "input", "context")
+    answer = fields.take("output", *_RESPONSE_KEYS)
+    history = _history(fields.take("history"))
+    return _conversation(given, history + _as_messages(asked, "user") + _as_messages(answer, "assistant"))
 
 
-def _read_prompt(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
-    prompt = next(row[key] for key in _PROMPT_KEYS if row.get(key) is not None)
-    response = next((row[key] for key in _RESPONSE_KEYS if row.get(key) is not None), None)
-    messages = _as_messages(prompt, "user") + _as_messages(response, "assistant")
-    return _conversation(messages, row, row_id, place, role_map)
+def _read_prompt(given: _Given) -> Record:
+    fields = given.fields
+    asked: Any = fields.take(*_PROMPT_KEYS)
+    if isinstance(asked, str):
+        asked = _with_context(given, asked, "input", "context")
+    answer = fields.take(*_RESPONSE_KEYS)
+    history = _history(fields.take("history"))
+    return _conversation(given, history + _as_messages(asked, "user") + _as_messages(answer, "assistant"))
 
 
-def _read_turns(row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]) -> Record:
-    """Read a user's turns; an empty answer between two marks the place where the target speaks."""
-    turns = row["turns"]
+def _read_turns(given: _Given) -> Record:
+    """Read a user's turns; an empty answer between two marks the position at which the target speaks."""
+    turns = given.fields.take("turns")
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-        raise _BadRow("bad_shape")
+        raise BadRow("bad_shape")
     messages: list[Any] = []
     for turn in turns:
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": ""}]
-    return _conversation(messages[:-1], row, row_id, place, role_map)
+    return _conversation(given, messages[:-1])
 
 
-_READERS = {
+_READERS: dict[str, Callable[[_Given], Record]] = {
     "tokens": _read_tokens,
     "messages": _read_messages,
     "alpaca": _read_alpaca,
@@ -191,133 +177,75 @@ _READERS = {
 }
 
 
+def _with_context(given: _Given, asked: Any, *keys: str) -> str:
+    """Return a question with the texts of further columns behind it, a blank line before each."""
+    parts = [given.text(asked)]
+    for key in keys:
+        is_text = key == "input" or isinstance(given.fields.peek(key), str | None)
+        if is_text and given.fields.is_unread(key):
+            parts.append(given.text(given.fields.take(key) or ""))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _history(pairs: Any) -> list[Any]:
+    """Return the messages of earlier turns, which are pairs of question and answer."""
+    pairs = pairs or []
+    if not isinstance(pairs, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in pairs):
+        raise BadRow("bad_shape")
+    roles = ("user", "assistant")
+    return [{"role": r, "content": c} for pair in pairs for r, c in zip(roles, pair, strict=True)]
+
+
 def _as_messages(value: Any, role: str) -> list[Any]:
     if value is None:
         return []
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
-def _conversation(
-    messages: Any, row: Mapping[str, Any], row_id: str, place: str, role_map: Mapping[str, str]
-) -> Conversation:
-    if not isinstance(messages, list):
-        raise _BadRow("bad_shape")
-    if not messages:
-        raise _BadRow("empty_conversation")
-    parsed = [_message(m, role_map) for m in messages]
-    if row.get("system") and parsed[0].role != "system":
-        parsed.insert(0, Message("system", _text(row["system"])))
-    if row.get("finish_reason") == "length" and parsed[-1].role == "assistant":
-        parsed[-1] = dataclasses.replace(parsed[-1], cut=True)
-    return Conversation(row_id, tuple(parsed), place, _objects(row.get("tools")))
+def _conversation(given: _Given, values: Any) -> Conversation:
+    fields = given.fields
+    tools, functions = fields.take("tools"), None
+    if tools is None:
+        functions = fields.take("functions")
+    met_limit = fields.take("finish_reason") == "length"
+    if not isinstance(values, list):
+        raise BadRow("bad_shape")
+    if not values:
+        raise BadRow("empty_conversation")
+    messages = _messages(given, values)
+    messages = _system(given, messages) + messages
+    if met_limit and messages[-1].role == "assistant":
+        messages[-1] = dataclasses.replace(messages[-1], cut=True)
+    # The older column holds the functions themselves.
+    found = read_objects(tools) or tuple({"type": "function", "function": f} for f in read_objects(functions))
+    return Conversation(given.row_id, tuple(messages), given.place, found)
 
 
-def _message(value: Any, role_map: Mapping[str, str]) -> Message:
-    if not isinstance(value, Mapping):
-        raise _BadRow("bad_shape")
-    name = value.get("role", value.get("from"))
-    if not isinstance(name, str):
-        raise _BadRow("bad_shape")
-    role = role_map.get(name) or _ROLE_NAMES.get(name.strip().lower(), name.strip().lower())
-    if role not in ROLES:
-        raise _BadRow(f"unknown_role:{name}")
-    content = value["content"] if "content" in value else value.get("value")
-    calls = _tool_calls(value, name, content)
-    if name == "function_call":
-        content = ""
-    reasoning = next((value[k] for k in ("reasoning_content", "reasoning", "thinking") if value.get(k)), None)
-    if reasoning is not None and not isinstance(reasoning, str):
-        raise _BadRow("bad_shape")
-    if content is None and (calls or reasoning):
-        content = ""
-    if isinstance(content, list):
-        thoughts = "".join(str(p.get("thinking", "")) for p in content if _part_type(p) == "thinking")
-        reasoning = reasoning or thoughts or None
-    spoken_by, call_id = value.get("name"), value.get("tool_call_id")
-    return Message(
-        role,
-        _text(content),
-        reasoning,
-        calls,
-        name=None if spoken_by is None else str(spoken_by),
-        tool_call_id=None if call_id is None else str(call_id),
-        cut=role == "assistant" and value.get("finish_reason") == "length",
-    )
-
-
-def _text(content: Any) -> str:
-    """Return a message's text; the text parts of a list are joined, other parts have no tokens here."""
-    if isinstance(content, str):
-        return content
-    if content is None:
-        raise _BadRow("missing_content")
-    if not isinstance(content, list):
-        raise _BadRow("bad_shape")
-    texts = []
-    for part in content:
-        kind = _part_type(part)
-        if kind == "text":
-            text = part if isinstance(part, str) else part.get("text")
-            if not isinstance(text, str):
-                raise _BadRow("missing_content")
-            texts.append(text)
-        elif kind != "thinking":
-            raise _BadRow(f"unsupported_content:{kind}")
-    return "".join(texts)
-
-
-def _part_type(part: Any) -> str:
-    if isinstance(part, str):
-        return "text"
-    if not isinstance(part, Mapping):
-        raise _BadRow("bad_shape")
-    kind = str(part.get("type", "text"))
-    return "text" if kind in ("input_text", "output_text") else kind
-
-
-def _tool_calls(value: Mapping[str, Any], role_name: str, content: Any) -> tuple[Mapping[str, Any], ...]:
-    """Read calls in the OpenAI shape, its older ``function_call``, or ShareGPT's turn of that role."""
-    calls = list(_objects(value.get("tool_calls")))
-    if value.get("function_call"):
-        calls += _objects(value["function_call"])
-    if role_name == "function_call":
-        calls += _objects(content)
-        if not calls:
-            raise _BadRow("bad_tool_call")
-    return tuple(_tool_call(call) for call in calls)
-
-
-def _tool_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "function" not in call:
-        known = {k: call[k] for k in ("name", "arguments") if k in call}
-        call = {"type": "function", **{k: v for k, v in call.items() if k not in known}, "function": known}
-    function = call["function"]
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _BadRow("bad_tool_call")
-    return call
-
-
-def _objects(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Read a list of objects, one object, or either as JSON text."""
-    value = _decoded(value)
-    if value is None or value == "":
-        return ()
-    if isinstance(value, Mapping):
-        value = [value]
-    if not isinstance(value, Sequence) or not all(isinstance(v, Mapping) for v in value):
-        raise _BadRow("bad_tools")
-    return tuple(value)
-
-
-def _decoded(value: Any) -> Any:
-    """Decode a list or object that was stored as JSON text; leave everything else."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+def _messages(given: _Given, values: list[Any]) -> list[Message]:
+    """Read every message, so that the keys of all are known, and then say what is wrong with the first."""
+    messages: list[Message] = []
+    trouble: BadRow | None = None
+    for value in values:
         try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
+            messages.append(read_message(value, given.role_map, given.ignored, given.unused_message_keys))
+        except BadRow as error:
+            trouble = trouble or error
+    if trouble is not None:
+        raise trouble
+    return messages
 
 
-def _all_integers(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+def _system(given: _Given, messages: list[Message]) -> list[Message]:
+    """Return the system message that a column holds; a conversation's own goes before it.
+
+    A column with another text than the system message in use stays unread, and is named as such.
+    """
+    own = messages[0].content if messages[0].role == "system" else None
+    system = own
+    for key in _SYSTEM_KEYS:
+        value = given.fields.peek(key)
+        text = given.text(value) if value else ""
+        if not text or system in (None, text):
+            given.fields.take(key)
+            system = system or text or None
+    return [Message("system", system)] if own is None and system is not None else []

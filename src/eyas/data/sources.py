@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import re
 import sys
 import tempfile
@@ -27,6 +28,7 @@ BROKEN = "broken_line"
 _FORMATS = (".jsonl", ".ndjson", ".json", ".parquet")
 _COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 _PARQUET_ROWS = 256
+_ENTRIES_NAMED = 8
 _CHUNK = 1 << 20
 
 
@@ -64,23 +66,62 @@ def source_files(source: str) -> list[Path]:
 
     Raises: UserError when there are none.
     """
+    return _files_and_rest(source)[0]
+
+
+def entries_left_out(source: str) -> list[str]:
+    """Return what a folder or glob has besides data files: other files, hidden names, links to folders."""
+    if source.startswith(HUB_PREFIX) or source == STDIN:
+        return []
+    return _files_and_rest(source)[1]
+
+
+def _files_and_rest(source: str) -> tuple[list[Path], list[str]]:
     if source == STDIN:
-        return [_spooled_stdin()]
+        return [_spooled_stdin()], []
     path = Path(source).expanduser()
     if path.is_file():
-        return [path]
+        return [path], []
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and _format_of(p.name))
+        found, rest = _walk(path)
         if not found:
-            raise UserError(f"the folder {source} holds no data files", hint=f"known: {', '.join(_FORMATS)}")
-        return found
-    found = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file())
+            holds = f"; it holds {_some(rest, path)}" if rest else ""
+            raise UserError(
+                f"the folder {source} holds no data files{holds}",
+                hint=f"known: {', '.join(_FORMATS)}; names that begin with a dot are left out",
+            )
+        return found, rest
+    matched = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    found = [p for p in matched if p.is_file()]
     if not found:
+        only = f"; it matches only {_some([f'{p}/' for p in matched])}" if matched else ""
         raise UserError(
-            f"there is no data file {source}",
+            f"there is no data file {source}{only}",
             hint="data.sources takes files, folders, globs, - for standard input, and hf:owner/name:split",
         )
-    return found
+    above = {parent for file in found for parent in file.parents}
+    return found, [f"{p}/" for p in matched if not p.is_file() and p not in above]
+
+
+def _walk(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the data files below a folder, and everything else, a hidden folder as one entry."""
+    found, rest = [], []
+    for parent, folders, files in os.walk(folder):
+        paths = [Path(parent, name) for name in folders]
+        closed = [p for p in paths if p.name.startswith(".") or p.is_symlink()]
+        folders[:] = sorted(p.name for p in paths if p not in closed)
+        rest += [f"{p}/" for p in closed]
+        for path in (Path(parent, name) for name in files):
+            is_data = path.is_file() and _format_of(path.name) and not path.name.startswith(".")
+            found.append(path) if is_data else rest.append(str(path))
+    return sorted(found), sorted(rest)
+
+
+def _some(entries: list[str], folder: Path | None = None) -> str:
+    """Name the first entries, and how many more there are."""
+    names = [e.removeprefix(f"{folder}/") if folder else e for e in entries[:_ENTRIES_NAMED]]
+    more = len(entries) - len(names)
+    return ", ".join(names) + (f" and {more:,} more" if more else "")
 
 
 def source_fingerprint(source: str) -> str:

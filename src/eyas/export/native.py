@@ -86,10 +86,13 @@ class NativeExporter:
             raise ContractError(f"the exported draft's logits differ from the trained one's by {worst:.2e}")
 
 
-def load_export(folder: Path, embedding: torch.Tensor | None) -> tuple[Any, torch.Tensor, dict[str, Any]]:
+def load_export(
+    folder: Path, embedding: torch.Tensor | None, head: torch.Tensor | None = None
+) -> tuple[Any, torch.Tensor, dict[str, Any]]:
     """Rebuild the draft, its target ids [W] and its config.json from an exported folder alone.
 
-    ``embedding`` [V, D] is the target's, as engines share it; a draft of another width needs none.
+    ``embedding`` [V, D] is the target's, as engines share it; a draft of another width needs none. So is
+    ``head`` [V, D], which a draft that does not train its own cannot decode without.
     Raises: ContractError for an unknown or missing tensor, as vLLM does; UserError for a damaged folder.
     """
     stored = read_draft(folder)
@@ -109,4 +112,4 @@ def load_export(folder: Path, embedding: torch.Tensor | None) -> tuple[Any, torc
     if stored.aux_layer_ids is None or len(stored.aux_layer_ids) != shape.num_aux_layers:
         named = len(stored.aux_layer_ids or ())
         raise ContractError(f"{folder} names {named} aux layers, its fc takes {shape.num_aux_layers}")
-    return stored.build(embedding), stored.target_ids, stored.config
+    return stored.build(embedding, head), stored.target_ids, stored.config

@@ -6,7 +6,8 @@ import torch
 
 from eyas import registry
 from eyas.drafters.base import Draft
-from eyas.drafters.serving import sglang_trouble
+from eyas.drafters.common.stored import share_target
+from eyas.engines.info import draft_troubles
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
 from eyas.stages.run_context import RunContext, begin, finish, next_command
@@ -29,7 +30,7 @@ def export(context: RunContext) -> None:
         "target": context.draft_spec.fingerprint,
         "export": context.config.export.model_dump(mode="json"),
     }
-    check_same_target(checkpoint.spec, context.draft_spec)
+    check_same_target(checkpoint.spec, context.draft_spec_like(checkpoint.spec.weights_fingerprint))
     folder = context.folder("export")
     if not begin(context, "export", inputs, lambda: is_whole(context)):
         return
@@ -38,8 +39,9 @@ def export(context: RunContext) -> None:
     draft: Draft = registry.drafter(kind).build(checkpoint.draft_config)
     load_weights(checkpoint, draft)
     if not draft.config.has_own_embedding:
-        with torch.no_grad():
-            draft.embed_tokens.weight.copy_(read_teacher(context.target_folder, context.spec).embedding)
+        teacher = read_teacher(context.target_folder, context.spec)
+        ids = torch.from_numpy(checkpoint.vocab.target_ids)
+        share_target(draft, teacher.embedding, teacher.head, ids)
     states = with_layers(context.store("held_out"), spec.aux_layer_ids).read(0)
     tokens = torch.from_numpy(states.sample.input_ids[1:]).long()[:_VERIFIED_ROWS]
     with atomic_folder(folder) as beside:
@@ -48,10 +50,10 @@ def export(context: RunContext) -> None:
             beside, draft, context.draft_spec, checkpoint.vocab, context.config.export.include_embedding
         )
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
-    trouble = sglang_trouble(kind, draft.config)
-    finish(context, "export", _digests(folder), sglang_trouble=trouble)
-    if trouble:
-        say(f"export: for vLLM only: {trouble}")
+    troubles = draft_troubles(kind, draft.config)
+    finish(context, "export", _digests(folder), engine_troubles=troubles)
+    for title, trouble in troubles.items():
+        say(f"export: not for {title}: {trouble}")
     say(f"export: verified; serve it with: eyas serve {folder} -k {context.config.evaluate.num_draft_tokens}")
     next_command(context, "export")
 

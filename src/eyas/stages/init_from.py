@@ -79,7 +79,7 @@ def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -
             f"draft.init_from={context.config.draft.init_from} has an embedding that is not this target's",
             hint="is it a draft of this very target?",
         )
-    draft: Draft = stored.build(embedding)
+    draft: Draft = stored.build(embedding, teacher.head)
     say(f"train: going on from {context.config.draft.init_from}, in its shape and with its vocabulary")
     if stored.window is not None:
         say(f"  it looked {stored.window:,} tokens back; from here on it sees all of them")

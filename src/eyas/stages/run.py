@@ -50,6 +50,7 @@ def run(context: RunContext, as_json: bool = False) -> None:
             on_screen(StatusFile(screen, progress_path(run_dir))),
         ):
             check_held_out(context.config.data.validation_fraction)
+            check_settings(context, stages)
             for name in stages:
                 _run_shown(context, name)
                 if name == "prepare":
@@ -102,7 +103,7 @@ def _run_shown(context: RunContext, name: str) -> None:
 def run_stage(context: RunContext, name: str) -> None:
     """Run one stage as the run folder's only writer; what it has begun to write when it finds the input
     wrong is taken back."""
-    check_settings(context)
+    check_settings(context, [name])
     run_dir, folder = context.config.run_dir, context.folder(name)
     new_run, new_stage = not (run_dir / "run.yaml").exists(), not folder.exists()
     try:

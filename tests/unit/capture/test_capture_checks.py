@@ -9,7 +9,7 @@ import torch
 from tiny import make_spec
 
 from eyas.capture.capture_checks import check_states
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError
 from eyas.types import HiddenStates, TokenizedSample
 

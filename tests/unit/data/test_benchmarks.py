@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tiny import write_jsonl
 
-from eyas.data.benchmarks import read_benchmark
+from eyas.data.benchmarks import benchmark_fingerprint, read_benchmark
 from eyas.errors import UserError
+from tiny import write_jsonl
 
 SHARED = [Path(__file__).parents[n] / "shared" / "data" / "eval-prompts.jsonl" for n in (3, 4)]
 
@@ -27,6 +27,20 @@ def test_rows_of_other_shapes_are_a_suite_of_their_own(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "b.jsonl", [{"prompt": "hello"}, {"bad": 1}]))
     (prompt,) = read_benchmark(path, 5, {})
     assert (prompt.suite, prompt.category) == (path, "all")
+
+
+def test_a_conversation_in_which_the_target_answers_nothing_is_no_prompt(tmp_path: Path) -> None:
+    said = {"messages": [{"role": "assistant", "content": "Hello."}]}
+    (prompt,) = read_benchmark(str(write_jsonl(tmp_path / "b.jsonl", [said, {"prompt": "hello"}])), 5, {})
+    assert prompt.conversation.messages[0].content == "hello"
+
+
+def test_another_file_under_the_same_name_is_another_benchmark(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "b.jsonl", [{"prompt": "hello"}])
+    before = benchmark_fingerprint(str(path))
+    write_jsonl(path, [{"prompt": "goodbye"}])
+    assert benchmark_fingerprint(str(path)) != before
+    assert benchmark_fingerprint("MT_Bench") == "hf:HuggingFaceH4/mt_bench_prompts:train"
 
 
 def test_an_unknown_name_and_an_empty_file_are_refused(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_support import FakeContext, Prepare, make_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_support import FakeContext, Prepare, make_tokenizer
 from eyas.config.load import load_config
 from eyas.data.dedup_and_split import below_share
 from eyas.data.prepared import read_conversations, read_samples
@@ -61,6 +61,13 @@ def test_a_small_data_set_has_both_sides(number: int, share: float, run_prepare:
     counts = run_prepare(TOKENIZER, MANY[:number], f"data.validation_fraction={share}").manifest["counts"]
     assert counts["train_samples"] >= 1
     assert counts["held_out_samples"] >= 1
+
+
+def test_nothing_is_held_out_when_the_validation_fraction_is_zero(run_prepare: Prepare) -> None:
+    for number in (2, 7, 300):
+        counts = run_prepare(TOKENIZER, MANY[:number], "data.validation_fraction=0").manifest["counts"]
+        assert counts["train_conversations"] == number
+        assert not counts.get("held_out_conversations")
 
 
 def test_one_conversation_is_trained_on(run_prepare: Prepare) -> None:

@@ -1,22 +1,25 @@
 """Regeneration through a server: its own history, nothing twice, nothing lost, every trouble named."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from data_support import FakeContext, Outcome, make_tokenizer, outcome_of, spans
-from fake_server import FakeServer
+from transformers.utils import chat_template_utils
 
+from data_support import FakeContext, Outcome, make_tokenizer, outcome_of, spans
 from eyas.config.load import load_config
 from eyas.data.answer_journal import AnswerJournal
 from eyas.data.prepared import read_conversations
 from eyas.engines import endpoint
 from eyas.errors import ContractError, EyasError, UserError
+from eyas.files import seal
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
 from eyas.types import Completion
+from fake_server import FakeServer
 
 TOKENIZER = make_tokenizer()
 EOS = TOKENIZER.eos_token_id
@@ -217,21 +220,94 @@ def test_a_field_that_eyas_sets_itself_is_refused(run: Regenerate) -> None:
         run(ROWS, "regenerate.extra_body={stop: x}")
 
 
+def test_an_answer_to_another_prompt_is_not_used_and_is_counted(
+    run: Regenerate, server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An interrupted run that continues after midnight, with a template that shows the date."""
+    caplog.set_level(logging.INFO, logger="eyas")
+    dated = "{{ '<|im_start|>system\\n' + strftime_now('%d') + '<|im_end|>\\n' }}" + TOKENIZER.chat_template
+    monkeypatch.setattr(TOKENIZER, "chat_template", dated)
+    day = ["01"]
+    monkeypatch.setattr(chat_template_utils, "datetime", _Clock(day))
+    chat_template_utils._compile_jinja_template.cache_clear()
+    rows = [{"id": "two", "turns": ["q", "again"]}, *ROWS[:5]]
+    server.failing_prompts = {tuple(p) for p in _prompts(ROWS[3:4])}
+    with pytest.raises(EyasError, match="r3:0"):
+        run(rows, "regenerate.concurrency=1")
+    day[0], server.failing_prompts = "02", set()
+    out = run(rows)
+    assert len(out.samples) == len(rows)
+    for sample in out.samples:
+        assert "system\n02<" in TOKENIZER.decode(sample.input_ids)
+        start = int((~sample.loss_mask).nonzero()[0][-1]) + 1
+        assert sample.input_ids[start:].tolist() == server.answer_ids(
+            tuple(sample.input_ids[:start].tolist())
+        )
+    num_redone = out.manifest["num_answers_to_other_prompts"]
+    assert 0 < num_redone < len(rows) + 1
+    assert f"{num_redone} earlier answers were given to other prompts" in caplog.text
+
+
+class _Clock:
+    """A datetime whose now() formats to a day that the test sets."""
+
+    def __init__(self, day: list[str]) -> None:
+        self.day = day
+
+    def now(self) -> "_Clock":
+        return self
+
+    def strftime(self, form: str) -> str:
+        return form.replace("%d", self.day[0])
+
+
+def test_journal_lines_of_an_older_version_are_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    old = {"prompt_id": "a:0", "token_ids": [5, 6], "finish_reason": "stop"}
+    path.write_text(json.dumps(seal(old)) + "\n")
+    journal = AnswerJournal(path)
+    assert not journal.holds("a:0", (1, 2))
+    assert journal.num_other_prompts == 1
+    journal.add(Completion("a:0", (7,), "stop"), (1, 2))
+    journal.close()
+    again = AnswerJournal(path)
+    assert again.holds("a:0", (1, 2))
+    assert again.read("a:0") == Completion("a:0", (7,), "stop")
+    assert not again.holds("a:0", (1, 3))
+    again.close()
+
+
+def test_a_turn_that_is_context_only_is_neither_asked_nor_trained(
+    run: Regenerate, server: FakeServer
+) -> None:
+    roles = ("user", "assistant")
+    messages: list[Any] = [{"role": roles[i % 2], "content": f"old {i}"} for i in range(5)]
+    messages[1]["weight"] = 0
+    out = run([{"id": "a", "messages": messages}])
+    ((_, conversation),) = read_conversations(out.folder)
+    assert conversation.messages[1].content == "old 1"
+    assert not conversation.messages[1].trained
+    assert conversation.messages[3].content.startswith("The answer is")
+    assert len(server.answers) == 2
+    assert all("old 1" in TOKENIZER.decode(prompt) for prompt in server.answers)
+    assert "old 1" not in "".join(out.trained(TOKENIZER)["a"])
+
+
 def test_a_torn_journal_keeps_all_but_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     first = AnswerJournal(path)
     for i in range(3):
-        first.add(Completion(f"é{i}", (i, 7), "stop"))
+        first.add(Completion(f"é{i}", (i, 7), "stop"), (1, i))
     first.close()
     path.write_bytes(path.read_bytes()[:-4])
     again = AnswerJournal(path)
     assert len(again) == 2
-    assert "é2" not in again
-    again.add(Completion("é2", (9,), "length"))
+    assert not again.holds("é2", (1, 2))
+    again.add(Completion("é2", (9,), "length"), (1, 2))
     assert again.read("é2") == Completion("é2", (9,), "length")
     assert again.read("é0") == Completion("é0", (0, 7), "stop")
     with pytest.raises(EyasError, match="answered twice"):
-        again.add(Completion("é0", (1,), "stop"))
+        again.add(Completion("é0", (1,), "stop"), (1, 0))
     again.close()
     third = AnswerJournal(path)
     assert len(third) == 3

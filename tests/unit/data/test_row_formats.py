@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from eyas.data.row_formats import Parsed, RenderedText, TokenRow, parse_row
+from eyas.data.records import RenderedText, TokenRow
+from eyas.data.row_formats import Parsed, parse_row
 from eyas.data.sources import Drop, Row
 from eyas.types import Conversation, Message
 
@@ -61,6 +62,86 @@ def test_an_alpaca_input_follows_its_instruction_and_history_comes_first() -> No
         Message("user", "Sum up\n\ntext"),
         Message("assistant", "r"),
     )
+
+
+SYSTEM_KEYS = ["system", "system_prompt", "system_message", "systemPrompt", "system_instruction"]
+ROWS_OF_ALL_FORMATS: list[dict[str, Any]] = [
+    {"question": "q", "response": "r"},
+    {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]},
+    {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "r"}]},
+    {"instruction": "q", "output": "r"},
+    {"instruction": "q", "response": "r"},
+    {"prompt": [{"role": "user", "content": "q"}], "completion": "r"},
+    {"input": "q", "output": "r"},
+    {"input": [{"role": "user", "content": "q"}], "output": "r"},
+]
+
+
+@pytest.mark.parametrize("key", SYSTEM_KEYS)
+@pytest.mark.parametrize("row", ROWS_OF_ALL_FORMATS, ids=lambda row: "+".join(row))
+def test_a_system_prompt_in_a_column_is_the_system_message_in_every_format(key: str, row: Any) -> None:
+    assert _messages({**row, key: "s"}) == (Message("system", "s"), *QA)
+    assert _messages({**row, key: ""}) == QA
+    assert _parse({**row, key: "s"}).unused_columns == ()
+
+
+def test_a_conversations_own_system_message_goes_before_a_column_which_is_then_named() -> None:
+    messages = [{"role": "system", "content": "own"}, {"role": "user", "content": "q"}]
+    row = {"messages": messages, "system_prompt": "other"}
+    assert _messages(row)[0] == Message("system", "own")
+    assert _parse(row).unused_columns == ("system_prompt",)
+    assert _parse({"messages": messages, "system_prompt": "own"}).unused_columns == ()
+    assert _parse({"prompt": "q", "system": "a", "system_prompt": "b"}).unused_columns == ("system_prompt",)
+
+
+@pytest.mark.parametrize("asked", ["instruction", "prompt", "question", "query"])
+@pytest.mark.parametrize("context", ["context", "input"])
+@pytest.mark.parametrize("answer", ["response", "output", "completion", "answer"])
+def test_a_context_follows_what_is_asked_whatever_the_columns_are_called(
+    asked: str, context: str, answer: str
+) -> None:
+    row = {asked: "q", context: "c", answer: "r", "category": "x"}
+    assert _messages(row) == (Message("user", "q\n\nc"), Message("assistant", "r"))
+    assert _parse(row).unused_columns == ("category",)
+
+
+def test_history_comes_before_a_prompt() -> None:
+    row = {"prompt": "q", "response": "r", "history": [["a", "b"]]}
+    assert _messages(row) == (Message("user", "a"), Message("assistant", "b"), *QA)
+
+
+def test_functions_of_the_older_format_are_tools() -> None:
+    record = _parse({"messages": [{"role": "user", "content": "q"}], "functions": [{"name": "f"}]}).record
+    assert isinstance(record, Conversation)
+    assert record.tools == ({"type": "function", "function": {"name": "f"}},)
+
+
+@pytest.mark.parametrize("key", ["assistant_masks", "assistant_tokens_mask", "completion_mask"])
+def test_a_token_mask_is_read_under_its_names(key: str) -> None:
+    record = _parse({"input_ids": [4, 5, 6], key: [0, 1, 1], "attention_mask": [1, 1, 1]}).record
+    assert isinstance(record, TokenRow)
+    assert record.loss_mask.tolist() == [False, True, True]
+
+
+def test_labels_are_a_mask() -> None:
+    record = _parse({"input_ids": [4, 5, 6], "labels": [-100, 5, 6]}).record
+    assert isinstance(record, TokenRow)
+    assert record.loss_mask.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"labels": [5, 6, -100]}, "labels_are_not_the_ids"),
+        ({"labels": [-100, 5]}, "mask_length_mismatch"),
+        ({"labels": "x"}, "bad_shape"),
+        ({"loss_mask": [0, 1, 1], "labels": [-100, -100, 6]}, "masks_disagree"),
+        ({"loss_mask": [0, 0.5, 1]}, "bad_shape"),
+        ({"loss_mask": [0, 1, 1], "attention_mask": [0, 1, 1]}, "attention_mask_hides_tokens"),
+    ],
+)
+def test_token_rows_whose_masks_are_not_one_mask_are_dropped(more: Any, reason: str) -> None:
+    assert _parse({"input_ids": [4, 5, 6], **more}).record == Drop("file:1", "file:1", reason)
 
 
 def test_prompts_alone_wait_for_an_answer() -> None:

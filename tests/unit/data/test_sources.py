@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from eyas.data import sources
-from eyas.data.sources import Drop, Row, read_source, source_fingerprint
+from eyas.data.sources import Drop, Row, entries_left_out, read_source, source_fingerprint
 from eyas.errors import UserError
 
 ROWS: list[Any] = [
@@ -86,6 +86,53 @@ def test_folders_and_globs_are_read_in_a_fixed_order(tmp_path: Path) -> None:
     assert _values(tmp_path) == names
     assert _values(tmp_path / "**" / "*.json*") == names
     assert _values(tmp_path / "*.jsonl") == names[1:2]
+
+
+def test_names_that_begin_with_a_dot_are_left_out_as_a_glob_does(tmp_path: Path) -> None:
+    for name in (
+        "a.jsonl",
+        ".ipynb_checkpoints/a.jsonl",
+        "sub/.cache/a.jsonl",
+        "sub/.b.jsonl",
+        "sub/c.jsonl",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"from": name}) + "\n")
+    names = [{"from": "a.jsonl"}, {"from": "sub/c.jsonl"}]
+    assert _values(tmp_path) == _values(tmp_path / "**" / "*.jsonl") == names
+    before = source_fingerprint(str(tmp_path))
+    (tmp_path / ".ipynb_checkpoints" / "a.jsonl").write_text("changed")
+    assert source_fingerprint(str(tmp_path)) == before
+    # A user who names a hidden file or folder means it.
+    assert _values(tmp_path / ".ipynb_checkpoints") == [
+        Drop(*[f"{tmp_path}/.ipynb_checkpoints/a.jsonl:1"] * 2, "broken_line")
+    ]
+    assert _values(tmp_path / "sub" / ".b.jsonl") == [{"from": "sub/.b.jsonl"}]
+
+
+def test_what_is_no_data_in_a_folder_is_named_in_the_error(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "README.md").write_text("x")
+    (tmp_path / "rows.csv").write_text("x")
+    with pytest.raises(UserError, match=r"holds no data files; it holds \.git/, README\.md, rows\.csv"):
+        list(read_source(str(tmp_path)))
+    for i in range(9):
+        (tmp_path / f"x{i}.txt").write_text("x")
+    with pytest.raises(UserError, match=r"x4\.txt and 4 more"):
+        list(read_source(str(tmp_path)))
+
+
+def test_a_link_to_a_folder_and_a_folder_that_a_glob_matches_are_named(tmp_path: Path) -> None:
+    for name in ("data/a.jsonl", "data/sub/b.jsonl", "other/c.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}\n")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "other")
+    assert entries_left_out(str(tmp_path / "data")) == [f"{tmp_path}/data/link/"]
+    glob = str(tmp_path / "data" / "*")
+    assert entries_left_out(glob) == [f"{tmp_path}/data/link/", f"{tmp_path}/data/sub/"]
+    assert entries_left_out(str(tmp_path / "data" / "s*" / "**")) == []
+    with pytest.raises(UserError, match="it matches only"):
+        list(read_source(str(tmp_path / "d*")))
 
 
 def test_a_place_names_file_and_line(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from tiny import make_spec, random_samples
 
 from eyas.data.pack import pack
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.store.manifest import plan_shards, stored_bytes_per_token
 from eyas.store.window_store import bytes_of, plan_windows
 from eyas.types import HiddenStates

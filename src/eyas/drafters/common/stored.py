@@ -29,15 +29,25 @@ class StoredDraft:
     config: dict[str, Any]
     window: int | None
 
-    def build(self, embedding: torch.Tensor | None) -> Any:
-        """Build the draft; ``embedding`` [V, D] is the target's, for a draft that shares it."""
+    def build(self, embedding: torch.Tensor | None, head: torch.Tensor | None = None) -> Any:
+        """Build the draft; embedding and head [V, D] are the target's, for a draft that shares them."""
         draft = registry.drafter(self.architecture).build(self.shape)
         with torch.no_grad():
             for name, parameter in draft.trainable().items():
                 parameter.copy_(self.tensors[name])
-            if embedding is not None and not self.shape.has_own_embedding:
-                draft.embed_tokens.weight.copy_(embedding)
+        share_target(draft, embedding, head, self.target_ids)
         return draft
+
+
+@torch.no_grad()
+def share_target(
+    draft: Any, embedding: torch.Tensor | None, head: torch.Tensor | None, target_ids: torch.Tensor
+) -> None:
+    """Give a draft what it does not train of the target: its embedding [V, D], its head's rows of [W] ids."""
+    if embedding is not None and not draft.config.has_own_embedding:
+        draft.embed_tokens.weight.copy_(embedding)
+    if head is not None and not draft.lm_head.weight.requires_grad:
+        draft.lm_head.weight.copy_(head[target_ids.to(head.device)])
 
 
 def check_tensors(folder: Path, wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:

@@ -1,0 +1,98 @@
+"""The path for GPUs: flex attention, a loss fused with its gradient, bf16 copies of fp32 masters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from eyas.drafters.common.block_anchors import BlockPlan
+from eyas.drafters.common.block_chunked_loss import Job, chunked_losses
+from eyas.drafters.common.block_flex import FlexBlockAttention
+from eyas.drafters.common.block_judge import BlockJudge
+from eyas.drafters.common.block_loss import LossMix
+from eyas.drafters.common.block_objective import CHUNK_ROWS, Batch, BlockObjective, FurtherLoss, MakeAttend
+
+
+class FastBlockObjective(BlockObjective):
+    """Runs a copy of the draft whose parameters are in the compute dtype.
+
+    A gradient of the copy is added to its master's in fp32 and forgotten, parameter by parameter. Where ranks
+    hold slices of the masters (``sharded``), the draft itself is in the compute dtype, and no copy is made.
+    """
+
+    def __init__(
+        self,
+        draft: Any,
+        judge: BlockJudge,
+        mix: LossMix,
+        dtype: torch.dtype,
+        device: torch.device,
+        further: FurtherLoss | None = None,
+        sharded: bool = False,
+        make_attend: MakeAttend = FlexBlockAttention,
+        chunk_rows: int = CHUNK_ROWS,
+    ) -> None:
+        super().__init__(draft, judge, mix, dtype, device, further, make_attend, chunk_rows)
+        draft.lm_head.weight = nn.Parameter(judge.rows, requires_grad=False)
+        self.copies: Mapping[torch.Tensor, torch.Tensor] | None = None
+        if not sharded:
+            self.draft = _in_dtype(draft, dtype)
+            copies = self.draft.trainable()
+            self.copies = {p: copies[name] for name, p in draft.trainable().items()}
+            for master, copy in self.copies.items():
+                copy.register_post_accumulate_grad_hook(_Add(master))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the masters, which something other than the optimizer changed."""
+        if self.copies:
+            torch._foreach_copy_(list(self.copies.values()), list(self.copies.keys()))
+
+    def autocast(self) -> Any:
+        """Everything is in the compute dtype already, except what is in fp32 on purpose."""
+        return torch.autocast(self._device.type, enabled=False)
+
+    def hold(self, batch: Batch, plan: BlockPlan, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        previous = self.previous(batch, plan)
+        transition, markov = self.draft.bias_parts(previous)
+        job = Job(
+            head=self.judge.rows,
+            scale=self.draft.config.logit_scale,
+            mix=self.mix,
+            targets_of=lambda here: self.judge.targets(
+                batch.last, plan.part(here), self.num_predictions, self.needs_distribution
+            ),
+            chunk_blocks=self.chunk_blocks,
+        )
+        losses, targets = chunked_losses(normed, transition, markov, job)
+        return self.sums_of(normed, previous, losses, targets)
+
+
+class _Add:
+    """Adds the gradient of a parameter's copy to the parameter's own."""
+
+    def __init__(self, master: torch.Tensor) -> None:
+        self.master = master
+
+    @torch.no_grad()
+    def __call__(self, copy: torch.Tensor) -> None:
+        assert copy.grad is not None
+        if self.master.grad is None:
+            self.master.grad = copy.grad.float()
+        else:
+            self.master.grad += copy.grad
+        copy.grad = None
+
+
+def _in_dtype(draft: Any, dtype: torch.dtype) -> Any:
+    """Return a draft with copies of the parameters in ``dtype``; what is frozen is shared."""
+    with torch.device("meta"):
+        copy = type(draft)(draft.config)
+    copy.rotary = draft.rotary
+    for name, parameter in draft.named_parameters():
+        owner, _, last = name.rpartition(".")
+        trained = parameter.requires_grad
+        value = parameter.detach().to(dtype, copy=True) if trained else parameter.detach()
+        setattr(copy.get_submodule(owner), last, nn.Parameter(value, requires_grad=trained))
+    return copy

@@ -1,0 +1,39 @@
+"""What engines are told of block drafts, and the numbers of draft tokens at which they would serve others."""
+
+import json
+from pathlib import Path
+
+from eyas.errors import UserError
+
+
+def check_block_in_vllm(draft: str, num_draft_tokens: int, first_slot: int) -> None:
+    """Refuse draft tokens that a block does not hold, or that vLLM would draft from another block.
+
+    vLLM computes only the slots that it needs. To a causal draft that makes no difference; a slot of a
+    bidirectional one would miss those behind it. Raises: UserError.
+    """
+    path = Path(draft) / "config.json"
+    if not path.is_file():
+        return  # not on this machine: a command that is only printed
+    config = json.loads(path.read_text(encoding="utf-8"))
+    inside = config.get("transformer_layer_config") or config
+    held = int(config["block_size"]) - first_slot
+    if num_draft_tokens > held:
+        raise UserError(
+            f"the draft's block holds {held} draft tokens, {num_draft_tokens} were asked for",
+            hint=f"ask for {held} at most",
+        )
+    if num_draft_tokens < held and not inside.get("is_causal"):
+        raise UserError(
+            f"vLLM would draft {num_draft_tokens} tokens from a shorter block than the {held + first_slot} "
+            "slots that this bidirectional draft was trained on",
+            hint=f"ask for {held} draft tokens, or train with draft.causal=true",
+        )
+
+
+def sglang_arguments(algorithm: str, draft: str, num_draft_tokens: int) -> list[str]:
+    """Return the words of SGLang's command line. It counts the token that verification starts from, too."""
+    return [
+        *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft),
+        *("--speculative-num-draft-tokens", str(num_draft_tokens + 1)),
+    ]

@@ -1,0 +1,14 @@
+"""How vLLM is told to serve a DFlash draft, and what it needs for it."""
+
+from typing import Any
+
+from eyas.drafters.common.block_serving import check_block_in_vllm
+
+OLDEST = (0, 26)
+# vLLM asks this of a target's class before it captures aux states for a draft.
+TARGET_INTERFACE = "supports_eagle3"
+
+
+def speculative_config(draft: str, num_draft_tokens: int) -> dict[str, Any]:
+    check_block_in_vllm(draft, num_draft_tokens, first_slot=1)
+    return {"method": "dflash", "model": draft, "num_speculative_tokens": num_draft_tokens}
