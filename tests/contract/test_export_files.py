@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_export import PARTIAL, change_tensors, export, verify
-from tiny import make_spec
 
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.export import speculators_config
@@ -18,6 +17,7 @@ from eyas.errors import ContractError, EyasError
 from eyas.export.native import NativeExporter, load_export
 from eyas.export.read import read_draft
 from eyas.files import sha256_of_file
+from tiny import make_spec
 
 
 def config_of(folder: Path) -> dict[str, Any]:

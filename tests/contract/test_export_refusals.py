@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from test_export import PARTIAL, change_config, change_tensors, export
-from tiny import make_spec
 
 from eyas.errors import ContractError, UserError
 from eyas.export.native import load_export
 from eyas.export.read import kind_of, read_config, read_draft
+from tiny import make_spec
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from faults import Plan, contents, during, in_child, signal_self
 from pipeline import eyas, write_run
 

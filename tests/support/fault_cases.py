@@ -1,14 +1,9 @@
 """Small cases that several tests of faults start from."""
 
-<<<<<<< HEAD
-from tiny import make_spec, random_samples
-
-from eyas.engines.fake import FakeEngine
-=======
 from eyas.engines.fake.engine import FakeEngine
->>>>>>> main
 from eyas.store.manifest import StoreManifest
 from eyas.types import HiddenStates
+from tiny import make_spec, random_samples
 
 
 def one_sample_store() -> tuple[list[HiddenStates], StoreManifest]:

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from fault_cases import one_sample_store
-from power_cut import Disk, watched
 
 from eyas.data.prepared import PreparedWriter
 from eyas.files import atomic_file, atomic_folder, write_json
 from eyas.store.journal import ShardRecord, append_record, repair_journal
 from eyas.store.shards import ShardWriter
 from eyas.store.storage import LocalFolder
+from fault_cases import one_sample_store
+from power_cut import Disk, watched
 
 
 @pytest.fixture

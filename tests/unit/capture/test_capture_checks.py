@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from tiny import make_spec
 
 from eyas.capture.capture_checks import check_states
 from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError
 from eyas.types import HiddenStates, TokenizedSample
+from tiny import make_spec
 
 SPEC = make_spec()
 LENGTHS = (9, 6, 12)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from slow_reference import Floats, row_gradient, row_loss
 
 from eyas.drafters.common.loss import LossKind, row_losses
+from slow_reference import Floats, row_gradient, row_loss
 
 KINDS: tuple[LossKind, ...] = ("kl", "lk", "hybrid")
 WIDTH = 13

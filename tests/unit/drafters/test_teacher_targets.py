@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from slow_reference import softmax
 
 from eyas.drafters.common import teacher_targets as module
 from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.targets.teacher import TeacherHead
+from slow_reference import softmax
 
 V, D, R = 23, 8, 11
 IDS = torch.tensor([0, 2, 3, 7, 11, 12, 20, 22])

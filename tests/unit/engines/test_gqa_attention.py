@@ -5,18 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-<<<<<<< HEAD
-=======
 
 from eyas.engines.gqa_attention import _attention
 from eyas.engines.transformers.engine import TransformersEngine
->>>>>>> main
 from families import TINY, make_family
 from slow_reference import attend_once
 from tiny import spec_of
-
-from eyas.engines.gqa_attention import _attention
-from eyas.engines.transformers import TransformersEngine
 
 HEADS, KV_HEADS, WIDTH, VALUE_WIDTH, T = 6, 2, 8, 5, 9
 

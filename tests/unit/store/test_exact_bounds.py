@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tiny import make_spec, random_samples
 
 from eyas.data.pack import pack
 from eyas.engines.fake.engine import FakeEngine
 from eyas.store.manifest import plan_shards, stored_bytes_per_token
 from eyas.store.window_store import bytes_of, plan_windows
 from eyas.types import HiddenStates
+from tiny import make_spec, random_samples
 
 ONE_RANK = [[[[0]]], [[[1]]], [[[2]]], [[[3]]]]
 

@@ -2,13 +2,13 @@ import math
 
 import pytest
 import torch
-from tiny import make_spec
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import HEADS, TABLES, Eagle3Draft
 from eyas.errors import UserError
 from eyas.train.optim import learning_rate, make_optimizers
+from tiny import make_spec
 
 SETTINGS = TrainSettings(learning_rate=1.0, warmup_share=0.1)
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from slow_reference import adamw_steps
 
 from eyas.config.schema import TrainSettings
 from eyas.train.optim import StepOutcome, Stepper, learning_rate, make_optimizers
+from slow_reference import adamw_steps
 
 NUM_STEPS = 6
 BETAS = (0.9, 0.95)

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from reference import is_supervised, reference_logits
-from train_cases import EPS, THETA, Case, make_case
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.common.acceptance import replay, replay_answers
@@ -11,6 +9,8 @@ from eyas.drafters.common.batch import PackedBatch, pack_batch
 from eyas.drafters.eagle3.objective import PlainObjective, make_objective
 from eyas.drafters.eagle3.settings import Settings
 from eyas.drafters.eagle3.ttt_rows import RowPlan, rows_of
+from reference import is_supervised, reference_logits
+from train_cases import EPS, THETA, Case, make_case
 
 CPU = torch.device("cpu")
 NUM_STEPS = 4

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from test_server_session import AUX, Server, engine_of
-from vllm_cases import make_model, mixed_samples, spec_of_model
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.state_transfer import StagedStates, layer_digests, write_digests, write_states
 from eyas.errors import UserError
 from eyas.types import Failure, HiddenStates
+from vllm_cases import make_model, mixed_samples, spec_of_model
 
 
 class Lying(Server):
