@@ -9,7 +9,7 @@ from eyas.data.pack import pack
 from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError
 from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
-from eyas.store.window_store import bytes_of, plan_windows
+from eyas.store.window_store import StreamedStates, bytes_of, plan_windows
 from eyas.types import HiddenStates
 from tiny import make_spec, random_samples
 
@@ -102,3 +102,12 @@ def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
     manifest.write(tmp_path)
     assert StoreManifest.read(tmp_path) == manifest
     assert manifest.num_shards == 3
+
+
+def test_the_windows_that_were_planned_are_returned_and_kept() -> None:
+    spec = make_spec()
+    samples = random_samples(4, spec.vocab_size)
+    states = StreamedStates(spec, samples, lambda *_: [], "")
+    size = bytes_of(samples[0], spec)
+    assert states.plan([[[[0]]], [[[1]]]], size) == states.bounds == [(0, 1), (1, 2)]
+    assert (states.turns.waited_s, states.turns.num_windows) == (0, 0)

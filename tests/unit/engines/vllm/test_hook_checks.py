@@ -141,3 +141,16 @@ def test_layers_that_work_in_place_have_their_own_streams(tmp_path: Path) -> Non
     runner.step({"a": (0, 3)})
     found = take_states(tmp_path / "file-a", 1, threading.Event()).states
     torch.testing.assert_close(found, expected([1, 2, 3], False)[:, 1:])
+
+
+def test_what_the_runner_returns_of_warm_ups_and_steps_is_handed_on(tmp_path: Path) -> None:
+    runner = Runner()
+    runner._dummy_run = lambda num: ("hidden", num)  # type: ignore[assignment, return-value, method-assign]
+    StreamHooks(runner, 0, NUM_LAYERS, range(NUM_LAYERS + 1), tmp_path)
+    assert runner._dummy_run(3) == ("hidden", 3)  # type: ignore[comparison-overlap, func-returns-value]
+    runner.add("a", [1, 2])
+    runner.input_batch.req_ids = ["a"]
+    output = SimpleNamespace(
+        finished_req_ids=set(), num_scheduled_tokens={"a": 2}, total_num_scheduled_tokens=2
+    )
+    assert runner.execute_model(output) == "ran"
