@@ -4,17 +4,29 @@ BIN := .venv/bin
 # --no-deps: the requirement files are complete, and a resolver could pull a CUDA build of torch.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-vllm-versions check docs dist format clean
+.PHONY: demo test test-slow mutation test-vllm-versions test-lowest test-newest check docs dist format clean
 
 demo: .venv/demo.done
 	$(BIN)/eyas run -c recipes/smollm2-cpu.yaml
 
 test: .venv/test.done
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+
+# Kills before changes of files of every stage.
+test-slow: .venv/test.done
+	$(BIN)/python -m pytest -n 2 -m slow
+
+# Plants faults in modules whose faults are silent; the score is in docs/reliability.md.
+mutation: .venv/test.done
+	$(BIN)/python tests/support/mutation.py --limit-s 3000 $(MODULES)
 
 # Each version in an environment of its own under .venv-vllm, removed after its tests; gigabytes of downloads.
 test-vllm-versions: .venv/test.done
 	$(BIN)/python tests/support/vllm_matrix.py $(VERSIONS)
+
+# The tiny run on the lowest versions that pyproject.toml allows (python3.11), and on the newest (python3.13).
+test-lowest test-newest:
+	$(PYTHON) tests/support/version_bounds.py $(@:test-%=%)
 
 check: .venv/test.done
 	$(BIN)/ruff check .
@@ -50,4 +62,4 @@ format: .venv/test.done
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-vllm build dist runs site
+	rm -rf .venv .venv-vllm .venv-lowest .venv-newest build dist runs site

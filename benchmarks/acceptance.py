@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from acceptance_answers import HELD_OUT, make_answers, make_sampled, note, read_answers, stored_answers
 from acceptance_recipes import RECIPES, Recipe
 from acceptance_table import DEPTHS, SUITES, read_runs, summarize
 from batched_decode import decode
-
 from eyas import registry
 from eyas.config.schema import TargetSettings, TrainSettings
 from eyas.data.pack import pack
@@ -47,7 +47,7 @@ from eyas.drafters.eagle3.settings import Settings
 from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
-from eyas.engines.transformers import TransformersEngine, batches_by_length
+from eyas.engines.transformers.engine import TransformersEngine, batches_by_length
 from eyas.files import fingerprint
 from eyas.targets.resolve_model import locate
 from eyas.targets.spec import read_target

@@ -16,10 +16,11 @@ from typing import Any
 from eyas.config.schema import TargetSettings, VllmSettings
 from eyas.data.samples import generated_turn
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.targets.resolve_model import locate
-from eyas.targets.spec import read_target, read_tokenizer
+from eyas.targets.spec import read_target
+from eyas.targets.tokenizer import read_tokenizer
 from eyas.types import Completion, TokenizedSample
 
 HELD_OUT = "held_out"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from acceptance_recipes import BASELINES
 
 DEPTHS = (3, 7)  # K at which acceptance is measured

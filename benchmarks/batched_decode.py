@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 
 
 @dataclass

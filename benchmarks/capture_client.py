@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from capture import capture_to_disk, every_check, make_samples, parse, read_spec, write_config
 
+from capture import capture_to_disk, every_check, make_samples, parse, read_spec, write_config
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.engine_args import captured_layers
 from eyas.engines.vllm.state_transfer import Finished, StagedStates, make_spare, write_states

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from capture import conditions, make_samples, measure_capture, measure_plain, note, read_spec
 from safetensors.torch import save_file
 
+from capture import conditions, make_samples, measure_capture, measure_plain, note, read_spec
 from eyas.config.schema import VllmSettings
 from eyas.engines.probe import STATE_TOLERANCE, ProbeError, layer_names, probe, probe_samples, row_norms
 from eyas.engines.vllm.engine import VllmEngine

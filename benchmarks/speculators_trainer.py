@@ -24,13 +24,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
 from acceptance import Reader, capture, device, measure, new_engine, tapped
 from acceptance_answers import HELD_OUT, note, read_answers
 from acceptance_table import SUITES
-from safetensors.torch import save_file
-
 from eyas.config.schema import TargetSettings, TrainSettings
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.export.native import load_export
 from eyas.targets.resolve_model import locate
 from eyas.targets.spec import read_target

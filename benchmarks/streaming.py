@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from capture import note
-from capture_tp import EXPERTS, SHAPES, write_config, write_weights
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from capture import note
+from capture_tp import EXPERTS, SHAPES, write_config, write_weights
 from eyas.run_folder import read_record
 
 

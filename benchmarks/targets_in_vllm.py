@@ -23,12 +23,11 @@ NUM_TOKENS = 24
 
 def run_one(name: str, out: Path) -> None:
     """Write {"way", "difference"} and, when it got so far, {"decodes", "accepted"} to ``out``."""
+    from eyas.engines.transformers.engine import TransformersEngine
+    from eyas.engines.vllm.engine import VllmEngine
     from families import TINY, make_family
     from tiny import answered_states, make_trainer, spec_of
     from vllm_cases import mixed_samples, reference_states, states_by_id, worst_difference
-
-    from eyas.engines.transformers import TransformersEngine
-    from eyas.engines.vllm.engine import VllmEngine
 
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as base:
@@ -95,6 +94,7 @@ def decode(folder: Path, draft: Path, trainer: Any, reference: Any) -> dict[str,
 
 def main(table: Path, names: list[str]) -> None:
     import vllm
+
     from families import TINY
 
     results: dict[str, Any] = json.loads(table.read_text()) if table.is_file() else {}

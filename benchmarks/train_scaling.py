@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from train_step import LLAMA_8B, SMALL, build, make_batch, time_steps
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.common.batch import PackedBatch
@@ -32,6 +31,7 @@ from eyas.train.grad_accumulation import add_up_in_slices, add_up_whole
 from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.ranks import Ranks, join_ranks, leave_ranks
 from eyas.train.sharded_params import ShardedParams
+from train_step import LLAMA_8B, SMALL, build, make_batch, time_steps
 
 
 class Runner:

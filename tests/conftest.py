@@ -10,10 +10,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
-from tiny import make_target, spec_of
 
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.types import TargetSpec
+from tiny import make_target, spec_of
 
 # The same examples each time, and no example too slow for a busy machine. It is not in every environment.
 with contextlib.suppress(ImportError):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parents[1] / "src")]
-
-from families import TINY, Tiny  # noqa: E402
+sys.path[:0] = [str(HERE.parents[1] / "tests/support"), str(HERE.parents[1] / "src")]
 
 from eyas.targets.architectures import FAMILIES, Family  # noqa: E402
+from families import TINY, Tiny  # noqa: E402
+from oddities import ODDITIES  # noqa: E402
 
 HEAD = """# Supported targets
 
@@ -39,6 +39,15 @@ One safetensors file or many, with an index or without, tied or untied; a second
 (`consolidated*`) is left alone. Every file is checked to be there and whole before anything runs. The text model may lie
 inside a wrapper of several modalities.
 
+## What a target's folder can hold
+
+Each row is made from a tiny model (`tests/support/oddities.py`) and read by every verb, from a folder, a URL and the hub's cache
+(`tests/contract/test_one_reader.py`). Where only wrappers can have it, all five families of them are tried. The last two columns say
+what the tests ask the libraries; vLLM's column is an answer of its own configuration or template code ("reads it alike"), and vLLM
+was not started with these folders.
+
+
+{oddities}
 Of the weights the trainer reads the embedding, the final norm and the head, by byte range, and the dense weights of the last
 layer that a draft can start from: also from a hub or a bucket (`target.model: s3://bucket/model`, `https://…`, or a hub id).
 Only an engine needs the whole model on its machine.
@@ -48,6 +57,15 @@ Only an engine needs the whole model on its machine.
 | compressed-tensors `pack-quantized`, 4 or 8 bits, symmetric, a scale a group or row, reordered or not | yes |
 | FP8 with a scale for the tensor, the row, or blocks of 128 x 128 | yes |
 | GPTQ, AWQ, NVFP4, MXFP4, bitsandbytes, asymmetric integers | refused by name; most checkpoints leave the head alone |
+
+## What identifies the weights
+
+The fingerprint of a target holds every tensor's name, type and shape, and 4 KiB of each tensor at a position that its name decides;
+of numbered experts one in 64 of each layer is sampled, of experts in one tensor 4 KiB for each 64. It does not depend on how the
+tensors are spread over files. A fine-tune, a merged adapter or another quantisation changes almost every tensor and is seen. What can
+escape is an edit of a few rows of one tensor (the rows of added tokens in an embedding), or of experts that are not sampled. To
+compare every byte, set `target.fingerprint: full`: all weights are then read by every command that looks at the target. Stores and
+exports of eyas 0.1 are compared by its own fingerprint (sizes and ends of the files), which misses most merged adapters.
 
 Quantised layers are the engine's business; the draft never inherits `quantization_config`. Experts in compressed-tensors INT4
 (W4A16, groups of 32, as Kimi-K2.5 ships) were run through transformers and equal the dequantised model. vLLM's CPU build has
@@ -71,7 +89,7 @@ Llama and Qwen3 only), several such layers in SGLang. On SGLang it is by contrac
 
 ## A further architecture
 
-Needs a line in `eyas/targets/families.py` (how its final norm uses its weight, what happens to its logits) and a tiny model
+Needs a line in `eyas/targets/architectures.py` (how its final norm uses its weight, what happens to its logits) and a tiny model
 of its class in `tests/support/families.py`. Anything else is refused with the closest match: a guess could train on a wrong teacher
 without an error.
 """
@@ -82,7 +100,19 @@ def targets_page() -> str:
     rows = [_row(name, tiny, results.get(name, {})) for name, tiny in TINY.items()]
     remarks = [f"- {name}: {_remark(r['error'])}" for name in TINY if "error" in (r := results.get(name, {}))]
     head = HEAD.format(transformers=version("transformers"), engine=results["engine"])
-    return head + "".join(rows) + "\nRemarks:\n\n" + "\n".join(remarks) + "\n" + TAIL
+    tail = TAIL.replace("{oddities}", _oddities())
+    return head + "".join(rows) + "\nRemarks:\n\n" + "\n".join(remarks) + "\n" + tail
+
+
+def _oddities() -> str:
+    rows = [
+        "| folder | seen in | eyas takes it for | transformers | vLLM 0.32 |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    rows += [
+        f"| {o.what} | {o.seen} | {o.reads} | {o.in_transformers} | {o.in_vllm} |" for o in ODDITIES.values()
+    ]
+    return "\n".join(rows) + "\n"
 
 
 # What vLLM said, and what it means.

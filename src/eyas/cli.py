@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from eyas import commands
 from eyas.config.flags import EXTRACT_FLAGS
-from eyas.errors import did_you_mean
+from eyas.config.paths import expand_home
+from eyas.errors import EyasError, did_you_mean
 from eyas.guard import guarded, show_error
+from eyas.registry import SERVING_ENGINE
 
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 something failed, and complete work is kept; 2 the command, the settings or the "
@@ -29,6 +32,44 @@ _STAGES = (
     ("evaluate", "Measure acceptance by real speculative decoding.",
      "eyas evaluate -c run.yaml evaluate.num_prompts=64"),
 )  # fmt: skip
+
+
+class _UserPath(click.Path):
+    """A path in which ``~`` is the home folder: a shell leaves it alone in ``--config=~/run.yaml``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(expand_home(str(value)), param, ctx)
+        except EyasError as error:
+            self.fail(error.what, param, ctx)
+
+
+_PATH = _UserPath(path_type=Path)
+_NAME_OR_PATH = _UserPath()
+_NAME_OR_PATH.name = "text"  # in help texts: it may be a hub id too
+
+
+class _Engines(click.ParamType):
+    """The name of an engine; the known ones are looked up when a command reads its words."""
+
+    name = "engine"
+
+    def __init__(self, names: Callable[[], list[str]]) -> None:
+        self.names = names
+
+    def _choice(self) -> click.Choice[str]:
+        return click.Choice(self.names())
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return self._choice().get_metavar(param, ctx)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return self._choice().convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return self._choice().shell_complete(ctx, param, incomplete)
 
 
 class _Group(click.Group):
@@ -84,9 +125,7 @@ def _on_a_run(command: Callable[..., None]) -> Callable[..., None]:
     command = click.argument(
         "settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=_complete_setting
     )(_debug(command))
-    return click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="run file (YAML)")(
-        command
-    )
+    return click.option("-c", "--config", "path", type=_PATH, help="run file (YAML)")(command)
 
 
 def _json(command: Callable[..., None]) -> Callable[..., None]:
@@ -121,8 +160,8 @@ _OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
     "regenerate": [_ENDPOINT],
     "evaluate": [
         _ENDPOINT,
-        click.option("--engine", type=click.Choice(["transformers", "vllm"]),
-                     help="vllm: measure the draft there as well, and compare"),
+        click.option("--engine", type=_Engines(commands.evaluating_engines),
+                     help="an engine that serves: measure the draft there as well, and compare"),
     ],
     "extract": [click.option(flag.name, type=flag.kind, help=flag.help) for flag in reversed(EXTRACT_FLAGS)],
     "export": [
@@ -139,9 +178,13 @@ for _name, _summary, _command in _STAGES:
     context_settings={"ignore_unknown_options": True},
     epilog=_example("eyas serve runs/my-draft/draft --tp-size 8 --max-model-len 8192"),
 )
-@click.argument("draft", type=click.Path(path_type=Path))
-@click.option("--target", help="model folder or hub id  [default: the one the draft was trained for]")
-@click.option("--engine", type=click.Choice(["vllm", "sglang"]), default="vllm", show_default=True)
+@click.argument("draft", type=_PATH)
+@click.option(
+    "--target",
+    type=_NAME_OR_PATH,
+    help="model folder or hub id  [default: the one the draft was trained for]",
+)
+@click.option("--engine", type=_Engines(commands.serving_engines), default=SERVING_ENGINE, show_default=True)
 @click.option("--print", "print_only", is_flag=True, help="print the engine's command instead of starting it")
 @click.option(
     "-k",
@@ -165,7 +208,7 @@ for _name, _summary, _command in _STAGES:
 @_debug
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE ARGUMENTS]...")
 def serve(debug: bool, **arguments: Any) -> None:
-    """Serve a target with its DRAFT folder in vLLM, after checking that they fit.
+    """Serve a target with its DRAFT folder, after checking that they fit.
 
     Further arguments go to the engine as they are, e.g. --max-model-len 8192.
     """
@@ -191,11 +234,16 @@ for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
 @cli.command(
     epilog=_example("eyas init --target meta-llama/Llama-3.1-8B-Instruct --data chats.jsonl --gpus 1")
 )
-@click.option("--target", help="model folder, hub id, or demo:smollm2-135m-instruct")
-@click.option("--data", multiple=True, help="file, folder, glob or hf:owner/name:split; may be repeated")
+@click.option("--target", type=_NAME_OR_PATH, help="model folder, hub id, or demo:smollm2-135m-instruct")
+@click.option(
+    "--data",
+    multiple=True,
+    type=_NAME_OR_PATH,
+    help="file, folder, glob or hf:owner/name:split; may be repeated",
+)
 @click.option("--gpus", type=click.IntRange(0), help="GPUs of this machine to use; 0: two CPU cores will do")
-@click.option("--run-dir", help="folder of the run  [default: runs/NAME]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default="run.yaml", show_default=True,
+@click.option("--run-dir", type=_NAME_OR_PATH, help="folder of the run  [default: runs/NAME]")
+@click.option("-o", "--output", type=_PATH, default="run.yaml", show_default=True,
               help="run file to write")  # fmt: skip
 @_debug
 def init(debug: bool, **arguments: Any) -> None:
@@ -268,8 +316,8 @@ def stop(debug: bool, **arguments: Any) -> None:
 
 
 @cli.command(epilog=_example("eyas compare runs/a runs/b -o compared.html"))
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="also write a page with their curves")
+@click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUN RUN...")
+@click.option("-o", "--output", type=_PATH, help="also write a page with their curves")
 @_json
 @_debug
 def compare(debug: bool, **arguments: Any) -> None:

@@ -45,6 +45,19 @@ def run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bo
         publish(context, push, flags["dry_run"], flags["private"])
 
 
+def evaluating_engines() -> list[str]:
+    from eyas.engines.checks import evaluates
+    from eyas.engines.info import engines_that
+
+    return [info.name for info in engines_that(evaluates)]
+
+
+def serving_engines() -> list[str]:
+    from eyas.engines.info import engines_that
+
+    return [info.name for info in engines_that(lambda info: info.serves)]
+
+
 def serve(print_only: bool, **options: Any) -> None:
     from eyas.stages.serve import ServeOptions
     from eyas.stages.serve import serve as start
@@ -72,8 +85,8 @@ def plan(path: Path | None, settings: tuple[str, ...], as_json: bool, **argument
     from eyas.config.load import load_config
 
     loaded = load_config(path, settings)
+    from eyas.plan.summary import print_plan
     from eyas.stages.plan import plan as make_plan
-    from eyas.stages.plan import print_plan
     from eyas.stages.run_context import RunContext
 
     found = make_plan(RunContext(loaded), **arguments)

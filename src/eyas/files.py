@@ -98,9 +98,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     beside.mkdir()
     try:
         yield beside
-        for file in beside.rglob("*"):
-            if file.is_file():
-                flush_to_disk(file)
+        for entry in (*beside.rglob("*"), beside):
+            flush_to_disk(entry)
         if path.exists():
             path.replace(old)
         beside.replace(path)
@@ -114,12 +113,19 @@ _LITTER = re.compile(r"\..+\.[0-9a-f]{8}\.(tmp|old)")
 
 
 def remove_litter(folder: Path) -> None:
-    """Remove what a killed process was writing beside the files and folders below ``folder``."""
-    for path in [p for p in folder.rglob(".*") if _LITTER.fullmatch(p.name)]:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    """Remove what a killed process left under temporary names below ``folder``, whole folders first."""
+    for at, folders, files in os.walk(folder):
+        for name in filter(_LITTER.fullmatch, folders):
+            shutil.rmtree(Path(at, name))
+        for name in filter(_LITTER.fullmatch, files):
+            Path(at, name).unlink()
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder; a process that is killed meanwhile leaves the whole folder, or litter."""
+    old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
+    path.replace(old)
+    shutil.rmtree(old)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,11 +7,15 @@ from typing import Any
 
 from eyas.errors import UserError, did_you_mean
 
+# Facts of engines; light to import. Each names its classes, which are imported when an engine starts.
 ENGINES = {
-    "fake": "eyas.engines.fake:FakeEngine",
-    "transformers": "eyas.engines.transformers:TransformersEngine",
-    "vllm": "eyas.engines.vllm.engine:VllmEngine",
+    "fake": "eyas.engines.fake.info:INFO",
+    "sglang": "eyas.engines.sglang.info:INFO",
+    "transformers": "eyas.engines.transformers.info:INFO",
+    "vllm": "eyas.engines.vllm.info:INFO",
 }
+REFERENCE_ENGINE = "transformers"  # others are compared with it; it decodes in this process
+SERVING_ENGINE = "vllm"  # what eyas serve starts unless told otherwise
 # Kinds of draft: a package each, whose files eyas.drafters.base lists.
 DRAFTERS = {
     "dflash": "eyas.drafters.dflash",
@@ -44,12 +48,17 @@ def check(table: dict[str, str], name: str, kind: str) -> None:
 
 
 def resolve(table: dict[str, str], name: str, kind: str) -> Any:
-    """Import the class registered under ``name``.
+    """Import what is registered under ``name``.
 
     Raises: UserError naming the closest known name.
     """
     check(table, name, kind)
-    module, _, attribute = table[name].partition(":")
+    return load(table[name])
+
+
+def load(target: str) -> Any:
+    """Import ``module:name``."""
+    module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 

@@ -1,7 +1,6 @@
 """The layout of a run folder, and the record that each stage keeps of what it was made from."""
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import eyas
 from eyas.config.load import flatten
 from eyas.errors import UserError
-from eyas.files import read_json, refusing_damaged, seal, unseal, write_json
+from eyas.files import read_json, refusing_damaged, remove_folder, seal, unseal, write_json
 from eyas.typed_json import parse
 
 STAGES = ("prepare", "regenerate", "extract", "train", "export", "evaluate")
@@ -80,7 +79,7 @@ def begin_record(
     """
     known = json.loads(json.dumps(inputs))
     if fresh and folder.exists():
-        shutil.rmtree(folder)
+        remove_folder(folder)
     record = read_record(folder)
     if record is None and folder.is_dir() and any(folder.iterdir()):
         raise UserError(

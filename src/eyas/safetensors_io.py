@@ -3,7 +3,8 @@
 import json
 import math
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -122,12 +123,25 @@ def map_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], mm
     return tensors, metadata, mapped
 
 
+@contextmanager
+def mode_of_umask(path: Path) -> Iterator[None]:
+    """Give ``path`` the mode of any new file, although a library replaces it by a private one.
+
+    The safetensors library writes a temporary file of mode 0600 and renames it.
+    """
+    path.touch()  # the process's umask cannot be read without changing it for all threads
+    mode = path.stat().st_mode & 0o777
+    yield
+    path.chmod(mode)
+
+
 def save_tensors(
     tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write whole tensors. Raises: OSError when the disk refuses, as of any other file."""
     try:
-        save_file(dict(tensors), path, dict(metadata) if metadata else None)
+        with mode_of_umask(path):
+            save_file(dict(tensors), path, dict(metadata) if metadata else None)
     except SafetensorError as error:
         # Tensors that cannot be written are our mistake and raise ValueError; what is left is the disk.
         raise OSError(f"cannot write {path}: {error}") from None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from pipeline import Screen, change_json, eyas, snapshot, write_jsonl, write_run
 from tiny import make_target
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from faults import contents
-from pipeline import eyas, write_run
 
 from eyas.errors import ContractError
 from eyas.files import seal, unseal
@@ -17,6 +15,8 @@ from eyas.safetensors_io import checksum_of_file
 from eyas.store.journal import append_record, read_journal
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore
+from faults import contents
+from pipeline import eyas, write_run
 
 STAGES = ["prepare", "regenerate", "extract", "train", "export", "evaluate"]
 

@@ -5,10 +5,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from pipeline import eyas, write_run
 
 from eyas.errors import ContractError, EyasError, UserError
 from eyas.stages import run as run_module
+from pipeline import eyas, write_run
 
 
 @pytest.fixture

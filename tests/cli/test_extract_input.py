@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import Screen, eyas, write_jsonl
-from tiny import make_target
 
 from eyas.files import read_json, seal, unseal, write_json
 from eyas.store.shards import ShardStore
+from pipeline import Screen, eyas, write_jsonl
+from tiny import make_target
 
 ROWS = [{"id": f"r{i}", "input_ids": list(range(5, 12 + i))} for i in range(12)]
 
@@ -33,7 +33,7 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("eyas.engines.transformers.TransformersEngine.__init__", load)
+    monkeypatch.setattr("eyas.engines.transformers.engine.TransformersEngine.__init__", load)
     monkeypatch.setattr("eyas.engines.vllm.engine.Session", load)
 
 

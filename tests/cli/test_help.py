@@ -6,9 +6,9 @@ import sys
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from pipeline import eyas
 
 from eyas.cli import cli
+from pipeline import eyas
 
 STAGES = ["prepare", "regenerate", "extract", "train", "export", "evaluate"]
 

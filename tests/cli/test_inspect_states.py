@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline import eyas, write_run
 
 from eyas.store.histograms import LayerFigures
 from eyas.store.shards import ShardStore
+from pipeline import eyas, write_run
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from pipeline import eyas, snapshot, write_run
 
 from eyas.files import seal
 from eyas.run_folder import FOLDERS
+from pipeline import eyas, snapshot, write_run
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pipeline import change_json, eyas, write_run
 from safetensors.torch import save_file
-from tiny import make_spec, make_tokenizer, spec_of
 
 import eyas as package
 from eyas.data.chat import ChatRenderer
@@ -33,6 +31,8 @@ from eyas.targets.spec import read_target
 from eyas.targets.weights import Weights
 from eyas.train.checkpoint import best_checkpoint
 from eyas.types import Conversation, Message, TargetSpec
+from pipeline import change_json, eyas, write_run
+from tiny import make_spec, make_tokenizer, spec_of
 
 SOURCES = sorted(Path(package.__file__).parent.rglob("*.py"))
 PASSWORD, TOKEN = "hunter2-is-secret", "hf_" + "A1b2C3d4" * 4
@@ -289,19 +289,22 @@ def test_serve_does_not_show_the_key_it_hands_on(
     from eyas.stages import serve as module
 
     started: list[list[str]] = []
-    monkeypatch.setattr(module, "read_draft", lambda _: SimpleNamespace(architecture="eagle3"))
-    monkeypatch.setattr(module, "_check_file", lambda *_: None)
-    monkeypatch.setattr(module, "_check_target", lambda *_: make_spec())
-    monkeypatch.setattr(module, "_check_port", lambda *_: None)
-    monkeypatch.setattr(module, "_check_memory", lambda *_: False)
+    monkeypatch.setattr(
+        module, "read_draft", lambda _: SimpleNamespace(architecture="eagle3", config={}, shape=None)
+    )
+    for check in ("check_file", "check_port"):
+        monkeypatch.setattr(module, check, lambda *_: None)
+    monkeypatch.setattr(module, "check_target", lambda *_: make_spec())
+    monkeypatch.setattr(module, "check_memory", lambda *_: False)
     monkeypatch.setattr(module, "locate", Path)
     monkeypatch.setattr("eyas.engines.vllm.versions.check_draft_support", lambda *_: None)
-    monkeypatch.setattr(module, "command", lambda options, *_: ["vllm", *options.extra])
-    monkeypatch.setattr(module.os, "execvp", lambda _, words: started.append(words))
+    monkeypatch.setattr(os, "execvp", lambda _, words: started.append(words))
     extra = ("--api-key", PASSWORD, f"--hf-token={PASSWORD}", "--max-model-len", "512")
     with shown():
         serve(ServeOptions(Path("draft"), target="target", extra=extra), print_only=False)
-    assert started == [["vllm", *extra]]
+    (words,) = started
+    assert words[:2] == ["vllm", "serve"]
+    assert tuple(words[-len(extra) :]) == extra
     shown = capsys.readouterr().err
     assert "--api-key '***' '--hf-token=***' --max-model-len 512" in shown
     assert PASSWORD not in shown

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shlex
 import shutil
 import socket
@@ -9,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from machine import free_port
 from pipeline import Screen, change_json, eyas, write_run
 from tiny import make_target
-
-from eyas.stages import serve as serve_module
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_config_that_is_cut_off(draft: Path) -> None:
 def test_an_engine_that_is_not_installed(draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from eyas.engines.vllm import versions
 
-    monkeypatch.setattr(versions.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(versions, "is_installed", lambda: False)
     assert_refused(eyas("serve", draft), "vllm is not installed", "pip install")
 
 
@@ -121,7 +121,7 @@ def supported(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     started: list[Any] = []
     monkeypatch.setattr(versions, "check_draft_support", lambda spec, kind: None)
-    monkeypatch.setattr(serve_module.os, "execvp", lambda file, words: started.append((file, words)))
+    monkeypatch.setattr(os, "execvp", lambda file, words: started.append((file, words)))
     return started
 
 
@@ -138,7 +138,7 @@ def test_a_port_in_use(draft: Path, supported: list[Any]) -> None:
 def test_a_model_that_does_not_fit(
     draft: Path, supported: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_module.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert_refused(
         eyas("serve", draft, "--port", free_port()), "GiB on each device, this machine has", "--tp-size"

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import eyas, write_jsonl, write_run
 
-from eyas.targets.spec import read_tokenizer
+from eyas.targets.tokenizer import read_tokenizer
+from pipeline import eyas, write_jsonl, write_run
 
 SHIFTS = {-1: "before", 1: "behind"}
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from pipeline import eyas, snapshot, write_run
 
 KEYS = "eyas config --keys"
@@ -51,7 +52,7 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     ((*RUN, "draft.loss=mse"),
      error("draft.loss: Input should be 'kl', 'lk' or 'hybrid' (got 'mse')", EXPLAINS)),
     ((*RUN, "extract.engine=vlm"),
-     error("unknown engine 'vlm'; did you mean 'vllm'?", "known: fake, transformers, vllm")),
+     error("unknown engine 'vlm'; did you mean 'vllm'?", "known: fake, sglang, transformers, vllm")),
     ((*RUN, "train.trackers=[tensorbord]"),
      error("unknown tracker 'tensorbord'; did you mean 'tensorboard'?",
            "known: mlflow, tensorboard, trackio, wandb")),

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batched_decode import decode
-from tiny import answered_states, make_trainer
 
+from batched_decode import decode
 from eyas.drafters.eagle3.propose import DraftChain
 from eyas.evaluate.decode import decode_speculative
 from eyas.train.loop import Trainer
+from tiny import answered_states, make_trainer
 
 LIMIT = 24
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from block_cases import make_block_case
 from safetensors.torch import load_file, save_file
-from tiny import make_spec
 
+from block_cases import make_block_case
 from eyas import registry
 from eyas.config.schema import draft_settings_of
 from eyas.drafters import serving
@@ -18,6 +17,7 @@ from eyas.errors import ContractError, UserError
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
 from eyas.types import VocabMap
+from tiny import make_spec
 
 KINDS = ("dflash", "dspark")
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from machine import free_port, wait_until
 
 pytest.importorskip("ray", reason="ray is not installed")

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from memory_store import MemoryStore
-from tiny import answered_states, make_trainer
 
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.drafters.eagle3.config import draft_config_for
@@ -18,6 +16,8 @@ from eyas.evaluate.decode import Decoded, decode_plain, decode_speculative
 from eyas.evaluate.lossless import first_difference, is_near_tie, near_tie
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates, TokenizedSample
+from memory_store import MemoryStore
+from tiny import answered_states, make_trainer
 
 LIMIT = 30
 

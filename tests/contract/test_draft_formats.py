@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import make_spec
 
 from eyas import registry
 from eyas.drafters.eagle3 import export as kind
@@ -20,6 +19,7 @@ from eyas.errors import ContractError, UserError
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
 from eyas.types import TargetSpec, VocabMap
+from tiny import make_spec
 
 IDS = np.array([0, 1, 2, 7, 11, 12, 30, 41, 48, 49])
 SPEC = make_spec(aux_layer_ids=(2, 4, 7, 8))

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from tiny import make_spec
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Attention,
@@ -16,6 +15,7 @@ from eyas.drafters.common.attention import PackedKeys, SequenceKeys
 from eyas.drafters.common.layers import llama_config
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
+from tiny import make_spec
 
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import toy_drafter
-from memory_store import MemoryStore
-from pipeline import eyas, write_run
 from safetensors.torch import load_file
-from tiny import answered_states, spec_of
 
+import toy_drafter
 from eyas import registry
 from eyas.config.schema import TrainSettings, draft_settings_of
 from eyas.data.pack import pack
@@ -33,6 +30,9 @@ from eyas.train.checkpoint import latest_checkpoint
 from eyas.train.loop import Trainer
 from eyas.train.step_plan import StepPlan
 from eyas.types import HiddenStates, VocabMap
+from memory_store import MemoryStore
+from pipeline import eyas, write_run
+from tiny import answered_states, spec_of
 
 ROOT = Path(__file__).parents[2]
 KINDS = [*registry.DRAFTERS, "toy"]

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import make_target, random_samples, spec_of
 
-from eyas import registry
+from eyas.config.load import load_config
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
+from eyas.engines.info import engine_info, engines_that
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.errors import ContractError
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
+from tiny import make_target, random_samples, spec_of
 
 
 def engine_param(name: str) -> Any:
@@ -21,13 +23,16 @@ def engine_param(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.filterwarnings("ignore") if name == "vllm" else ())
 
 
-@pytest.fixture(scope="module", params=[engine_param(name) for name in sorted(registry.ENGINES)])
+COMPUTING = [info.name for info in engines_that(lambda info: info.captures and info.generates)]
+
+
+@pytest.fixture(scope="module", params=[engine_param(name) for name in COMPUTING])
 def engine(request: pytest.FixtureRequest, tiny_target: Path, tiny_spec: TargetSpec) -> Iterator[Any]:
     if request.param == "vllm":
         pytest.importorskip("vllm", reason="vllm is not installed")
-    made = registry.resolve(registry.ENGINES, request.param, "engine")(
-        tiny_target, tiny_spec, device="cpu", trust_remote_code=False
-    )
+    settings = ("run_dir=run", f"target.model={tiny_target}", "data.sources=[]")
+    config = load_config(None, settings).config
+    made = engine_info(request.param).start(config, tiny_target, tiny_spec, "cpu")
     yield made
     made.close()
 
@@ -126,7 +131,7 @@ def family_target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 def open_engine(folder: Path, aux_layer_ids: tuple[int, ...]) -> Any:
     spec = spec_of(folder, aux_layer_ids)
-    return registry.resolve(registry.ENGINES, "transformers", "engine")(folder, spec, batch_tokens=64)
+    return TransformersEngine(folder, spec, batch_tokens=64)
 
 
 @torch.inference_mode()

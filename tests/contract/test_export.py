@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import make_spec
 
 from eyas import registry
 from eyas.drafters.eagle3.config import draft_config_for
@@ -16,6 +15,7 @@ from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError
 from eyas.export.native import load_export
 from eyas.types import TargetSpec, VocabMap
+from tiny import make_spec
 
 IDS = np.array([0, 1, 2, 7, 11, 12, 30, 41, 48, 49])
 PARTIAL, FULL = VocabMap(IDS, 50), VocabMap(np.arange(50), 50)

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from pipeline import Screen, eyas, write_run
 
 from eyas import registry
 from eyas.store.journal import read_journal
+from pipeline import Screen, eyas, write_run
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def prepared(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def extract_with(prepared: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     def run(engine: str, *settings: str) -> Screen:
-        monkeypatch.setitem(registry.ENGINES, "bad", f"bad_engines:{engine}")
+        monkeypatch.setitem(registry.ENGINES, "bad", f"bad_engines:{engine}Info")
         return eyas("extract", "-c", prepared, "--fresh", "extract.engine=bad", *settings)
 
     return run

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import TINY, make_family, quantise_experts, shard_weights
 from safetensors.torch import load_file, save_file
-from tiny import answered_states, make_trainer, random_samples, spec_of
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.hidden_state_hooks import HiddenStateHooks
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.export.native import NativeExporter, load_export
 from eyas.targets.architectures import FAMILIES
 from eyas.targets.quantized import read_weight
 from eyas.targets.teacher import read_last_layer, read_teacher
 from eyas.targets.weights import Weights
+from families import TINY, make_family, quantise_experts, shard_weights
+from tiny import answered_states, make_trainer, random_samples, spec_of
 
 NAMES = sorted(TINY)
 

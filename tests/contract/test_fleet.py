@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed")
 
 import ray
-from machine import wait_until
 from ray.cluster_utils import Cluster
 
 from eyas.config.schema import FleetSettings
@@ -19,6 +18,7 @@ from eyas.errors import ContractError, EyasError, UserError
 from eyas.scale.cluster import check_room
 from eyas.scale.fleet import Fleet
 from eyas.scale.work_queue import WorkQueue
+from machine import wait_until
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]
 

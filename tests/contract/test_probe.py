@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm_cases import make_model, mixed_samples, sample_of, spec_of_model
 
 from eyas.engines.base import ProbeOutput
 from eyas.engines.probe import (
@@ -18,9 +17,10 @@ from eyas.engines.probe import (
     probe_samples,
     row_norms,
 )
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
+from vllm_cases import make_model, mixed_samples, sample_of, spec_of_model
 
 AUX = (1, 2, 3)
 Spoil = Callable[[ProbeOutput], ProbeOutput | Failure]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rank_cases import run_ranks, train_together
 
 from eyas.config.schema import TrainSettings
 from eyas.data.pack import pack
@@ -19,6 +18,7 @@ from eyas.train.launch import launch_ranks
 from eyas.train.rank_errors import RankLeft, report_first_failure
 from eyas.train.ranks import Ranks, shares_of
 from eyas.train.step_plan import check_ranks, plan_steps
+from rank_cases import run_ranks, train_together
 
 
 def differs(one: dict[str, Any], other: dict[str, Any]) -> float:

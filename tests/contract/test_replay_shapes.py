@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from batched_decode import decode
-from tiny import answered_states, make_trainer
 
+from batched_decode import decode
 from eyas.drafters.common.acceptance import Acceptance, replay_answers
 from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.common.teacher_targets import teacher_targets
@@ -16,6 +15,7 @@ from eyas.drafters.eagle3.propose import DraftChain
 from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.evaluate.decode import decode_speculative
+from tiny import answered_states, make_trainer
 
 LIMIT, K = 24, 4
 

@@ -1,18 +1,19 @@
 """Training that was interrupted goes on as if it had not been."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import answered_states, make_trainer
 
 from eyas.errors import ContractError
 from eyas.train import loop
 from eyas.train.checkpoint import best_checkpoint, latest_checkpoint, read_checkpoint
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates
+from tiny import answered_states, make_trainer
 
 NUM_STEPS = 6
 
@@ -208,3 +209,40 @@ PINNED = [1.08532, 1.26680, 1.75209, 1.17621]
 def test_metrics_are_lines_of_json(uninterrupted: Trainer) -> None:
     lines = (uninterrupted.root / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == uninterrupted.history
+
+
+@pytest.mark.parametrize("stop_after", [2, 4, NUM_STEPS])
+def test_a_resume_keeps_the_last_and_the_best_checkpoint_and_no_other_also_with_no_steps_left(
+    tmp_path: Path, new_trainer: Any, stop_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill between the rename of a checkpoint and the removal of the one that it supersedes."""
+    monkeypatch.setattr(loop, "prune", lambda root: None)
+    new_trainer(tmp_path, validate_every=3, save_every=1).run(stop_after=stop_after)
+    monkeypatch.undo()
+    assert len(list(tmp_path.glob("step-*"))) == stop_after
+    new_trainer(tmp_path, validate_every=3, save_every=1).run(stop_after=0)
+    best, last = best_checkpoint(tmp_path), latest_checkpoint(tmp_path)
+    assert last is not None
+    assert last.name == f"step-{stop_after:06d}"
+    kept = {last.name, best.name} if best else {last.name}
+    assert {p.name for p in tmp_path.glob("*step-*")} == kept
+
+
+def test_a_kill_while_a_checkpoint_is_removed_leaves_none_that_is_damaged(
+    tmp_path: Path, new_trainer: Any, uninterrupted: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def killed(folder: Path, **options: Any) -> None:
+        if not folder.name.endswith("tmp") and folder.is_dir():
+            (folder / "draft.safetensors").unlink()
+            raise Crash
+        remove(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(Crash):
+        new_trainer(tmp_path, validate_every=3, save_every=2).run()
+    monkeypatch.undo()
+    resumed = new_trainer(tmp_path, validate_every=3, save_every=2)
+    resumed.run()
+    assert_bit_equal(everything(resumed), everything(uninterrupted))

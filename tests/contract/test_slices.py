@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from rank_cases import run_ranks, train_together
 from safetensors.torch import load_file
 
 from eyas.train.checkpoint import latest_checkpoint
 from eyas.train.ranks import Ranks
+from rank_cases import run_ranks, train_together
 
 
 def train(ranks: Ranks, root: Path, cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from vllm_cases import (
     NUM_LAYERS,
     make_model,
@@ -24,7 +25,7 @@ pytest.importorskip("vllm", reason="vllm is not installed")
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import ProbeOutput, Prompt, Sampling
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.engines.vllm import state_transfer as staging
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.state_transfer import layer_digests

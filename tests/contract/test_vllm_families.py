@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+
 from families import make_family
 from tiny import spec_of
 from vllm_cases import mixed_samples, reference_states, states_by_id, worst_difference

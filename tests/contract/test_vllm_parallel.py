@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from vllm_cases import (
     NUM_LAYERS,
     make_model,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_spec
 
 from eyas.drafters.eagle3.export import logits
 from eyas.errors import ContractError
@@ -16,6 +15,7 @@ from eyas.export.native import load_export
 from eyas.export.read import read_draft
 from eyas.store.shards import ShardStore
 from eyas.train.checkpoint import read_checkpoint
+from tiny import make_spec
 
 FOLDER = Path(__file__).parents[1] / "support" / "written_by_0_1"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
-from machine import wait_until
-from pipeline import Screen, eyas, write_run
 
 import eyas as eyas_package
 from eyas.config.load import load_config
 from eyas.report.page import prediction_note
 from eyas.stages.run_context import RunContext, finished_run
+from machine import wait_until
+from pipeline import Screen, eyas, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline import eyas, write_run
 
 from eyas.export.read import read_draft
+from pipeline import eyas, write_run
 
 
 @pytest.mark.parametrize("form", ["native", "speculators"])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pipeline import eyas, write_prompts
 
 from eyas.cli import cli
 from eyas.config.explain import to_markdown
+from pipeline import eyas, write_prompts
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -15,16 +15,16 @@ from typing import Any
 
 import httpx
 import pytest
-from machine import free_port, wait_until
-from metrics_server import SGLangServer
-from pipeline import eyas, write_prompts, write_run
-from tiny import spec_of, write_jsonl
 
 from eyas.config.load import load_config
 from eyas.config.schema import VllmSettings
 from eyas.drafters.eagle3 import vllm
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.stages.run_context import RunContext
+from machine import free_port, wait_until
+from metrics_server import SGLangServer
+from pipeline import eyas, write_prompts, write_run
+from tiny import spec_of, write_jsonl
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("vllm")]

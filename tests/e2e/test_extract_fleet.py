@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from pipeline import eyas, snapshot, write_run
 
 pytest.importorskip("ray", reason="ray is not installed")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline import eyas, write_run
-from tiny import make_target
 
 from eyas.export.read import read_draft
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
+from pipeline import eyas, write_run
+from tiny import make_target
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline import eyas, write_run
 from safetensors.torch import load_file
+
+from pipeline import eyas, write_run
 
 
 @pytest.mark.parametrize("fc_norm", [True, False])

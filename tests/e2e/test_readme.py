@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pipeline import eyas, write_run
 
 from eyas.cli import cli
+from pipeline import eyas, write_run
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from pipeline import eyas, write_run
 
 PROMPTS = [

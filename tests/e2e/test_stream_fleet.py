@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline import eyas
 from test_extract_fleet import kill_one_at_work
 from test_stream_run import STREAM_BYTES, best_weights, record, write_streamed
+
+from pipeline import eyas
 
 pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline import eyas, snapshot, write_run
-from rank_cases import run_ranks
 from safetensors.torch import load_file
 from test_stream_run import ALONE, TRAIN, CrashingLate, make, record, write_streamed
 
 from eyas.config.load import load_config
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.errors import EyasError
 from eyas.stages import capture_run, train
 from eyas.stages.run_context import RunContext
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
+from pipeline import eyas, snapshot, write_run
+from rank_cases import run_ranks
 
 # Two micro-batches a rank.
 SHARED = {"batches_per_step": 4, "batch_tokens": 80}

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import bad_engines
 import pytest
 import torch
-from pipeline import Screen, eyas, snapshot, write_run
 from safetensors.torch import load_file
 
-from eyas.engines.transformers import TransformersEngine
+import bad_engines
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.store.window_store import StreamedStates
 from eyas.train.checkpoint import best_checkpoint
 from eyas.types import Failure, HiddenStates, TokenizedSample
+from pipeline import Screen, eyas, snapshot, write_run
 
 # One sample at a time: batches of other samples would round otherwise.
 ALONE = {"batch_size": 1, "batch_tokens": 256, "shard_bytes": 60_000}

@@ -12,9 +12,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from safetensors.torch import load_file
+
 from machine import wait_until
 from pipeline import Screen, eyas, snapshot, write_run
-from safetensors.torch import load_file
 
 STAGES = ["prepare", "regenerate", "extract", "train", "export", "evaluate"]
 FOLDERS = ["prepared", "regenerated", "states", "checkpoints", "draft", "evaluation"]

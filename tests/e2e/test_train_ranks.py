@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pipeline import eyas, write_run
 from safetensors.torch import load_file
+
+from pipeline import eyas, write_run
 
 SHARED = ("train.batches_per_step=2", "train.batch_tokens=128", "train.num_epochs=2", "train.optimizer=adamw")
 

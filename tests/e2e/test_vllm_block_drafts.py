@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
+
 from block_exports import write_trained
 from block_training import Trained, train_block_draft
-
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.drafters.dflash import vllm as dflash_vllm
 from eyas.engines.spec_decode_metrics import SpecCounters, from_vllm

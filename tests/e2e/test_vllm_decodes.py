@@ -15,9 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from families import TINY
 from safetensors.torch import load_file, save_file
-from tiny import VOCAB_SIZE, answered_states, make_target, make_trainer, spec_of
 
 from eyas import registry
 from eyas.config.schema import VllmSettings
@@ -26,10 +24,12 @@ from eyas.drafters.eagle3 import vllm
 from eyas.drafters.eagle3.propose import DraftChain
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.spec_decode_metrics import SpecCounters
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.evaluate.decode import decode_plain, decode_speculative
 from eyas.export.native import load_export
 from eyas.targets.teacher import read_teacher
+from families import TINY
+from tiny import VOCAB_SIZE, answered_states, make_target, make_trainer, spec_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM's own, while it is imported and started

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from vllm_cases import (
     VOCAB_SIZE,
     make_model,

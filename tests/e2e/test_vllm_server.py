@@ -15,6 +15,9 @@ import httpx
 import numpy as np
 import pytest
 import torch
+
+from eyas.store.journal import read_journal
+from eyas.store.shards import ShardStore
 from machine import free_port, wait_until
 from pipeline import eyas
 from vllm_cases import (
@@ -26,9 +29,6 @@ from vllm_cases import (
     worst_difference,
     write_tokenizer,
 )
-
-from eyas.store.journal import read_journal
-from eyas.store.shards import ShardStore
 
 pytest.importorskip("vllm", reason="vllm is not installed")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from block_cases import BlockCase, make_block_case
 
+from block_cases import BlockCase, make_block_case
 from eyas.config.schema import TrainSettings
 from eyas.drafters.common.block_fast import FastBlockObjective
 from eyas.drafters.common.block_judge import BlockJudge

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from train_cases import Case, make_case
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.common.batch import pack_batch
@@ -18,6 +17,7 @@ from eyas.drafters.eagle3.model import HEADS, TABLES
 from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import run_unroll
 from eyas.train.optim import Stepper, make_optimizers
+from train_cases import Case, make_case
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from rank_cases import run_ranks, train_together
 
 from eyas.train.ranks import Ranks
+from rank_cases import run_ranks, train_together
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from block_cases import BlockCase, make_block_case
 from block_reference import reference_loss
-
 from eyas.drafters.common.block_attention import PlainBlockAttention
 from eyas.drafters.common.block_fast import FastBlockObjective
 

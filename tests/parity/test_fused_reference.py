@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from train_cases import Case, make_case
 
 from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.common.loss import LossKind
@@ -13,6 +12,7 @@ from eyas.drafters.common.teacher_targets import teacher_targets
 from eyas.drafters.eagle3.fused.unroll import FusedUnroll
 from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
+from train_cases import Case, make_case
 
 CPU = torch.device("cpu")
 DECAY = 0.8

@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from reference import reference_logits, reference_loss
-from train_cases import EPS, THETA, Case, make_case
 
 from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
 from eyas.types import TokenizedSample
+from reference import reference_logits, reference_loss
+from train_cases import EPS, THETA, Case, make_case
 
 CPU = torch.device("cpu")
 DECAY = 0.8

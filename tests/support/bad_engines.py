@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from eyas.engines.base import Prompt, Sampling
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.info import EngineInfo
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.types import Completion, Failure, HiddenStates, TokenizedSample
 
 
@@ -217,3 +218,20 @@ class Crashing(TransformersEngine):
             if number == 5:
                 raise RuntimeError("CUDA error: out of memory")
             yield item
+
+
+def _info_of(engine: type) -> EngineInfo:
+    return EngineInfo(
+        engine.__name__,
+        engine.__name__,
+        engine=f"{__name__}:{engine.__name__}",
+        captures=True,
+        generates=True,
+        opens_sessions=True,
+    )
+
+
+# What the registry names: "bad_engines:CrashingInfo" for the class Crashing.
+for _engine in [value for value in list(globals().values()) if isinstance(value, type)]:
+    if issubclass(_engine, TransformersEngine):
+        globals()[f"{_engine.__name__}Info"] = _info_of(_engine)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from block_reference import Kind
-from train_cases import EPS, THETA, random_sample
 
+from block_reference import Kind
 from eyas.drafters.common.batch import PackedBatch
 from eyas.drafters.common.block_anchors import BlockPlan, plan_blocks
 from eyas.drafters.common.block_judge import BlockJudge
@@ -23,6 +22,7 @@ from eyas.drafters.dspark.model import DSparkDraft
 from eyas.drafters.dspark.objective import ConfidenceLoss
 from eyas.targets.teacher import TeacherHead
 from eyas.types import TokenizedSample
+from train_cases import EPS, THETA, random_sample
 
 DFLASH_LOSSES: Mapping[str, LossMix] = {
     "d-pace": LossMix(ce=1.0, dpace_alpha=0.5),

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from block_training import Trained
-
 from eyas import registry
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from reference import rms_norm, rotate
 
 from eyas.types import TokenizedSample
+from reference import rms_norm, rotate
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny import answered_states, spec_of
 
 from eyas import registry
 from eyas.config.schema import TargetSettings, TrainSettings, draft_settings_of
 from eyas.drafters.common.acceptance import Acceptance, replay_answers
 from eyas.drafters.common.batch import PackedBatch, pack_batch
 from eyas.drafters.common.block_config import default_block_layer_ids
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.types import HiddenStates, TargetSpec, VocabMap
+from tiny import answered_states, spec_of
 
 CPU = torch.device("cpu")
 

@@ -5,15 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny import random_samples
-
 from eyas.capture.capture_run import Actors, CaptureRun
 from eyas.config.schema import ExtractSettings
 from eyas.data.prepared import SPLITS, PreparedWriter, Split
 from eyas.engines.base import Engine
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.store.storage import folder_of
 from eyas.types import TargetSpec, TokenizedSample
+from tiny import random_samples
 
 LONGEST = 24
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import make_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_rope_utils import RopeParameters
+
+from tiny import make_tokenizer
 
 _MOE = {
     "num_experts": 4,

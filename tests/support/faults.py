@@ -41,7 +41,10 @@ def _signal_self(number: int) -> None:
 
 @dataclass
 class Plan:
-    """Strike at the ``nth`` operation that matches, ``event`` and a pattern of the path it is about."""
+    """Strike at the ``nth`` operation that matches, ``event`` and a pattern of the path it is about.
+
+    ``event`` is the name of an audit event, ``any``, or ``change``: all but opening to read.
+    """
 
     event: str
     pattern: str
@@ -49,8 +52,9 @@ class Plan:
     nth: int = 1
     seen: list[str] = field(default_factory=list)
 
-    def tell(self, event: str, path: str) -> None:
-        if self.event in (event, "any") and fnmatch.fnmatch(path, self.pattern):
+    def tell(self, event: str, path: str, is_change: bool) -> None:
+        is_meant = self.event in (event, "any") or (self.event == "change" and is_change)
+        if is_meant and fnmatch.fnmatch(path, self.pattern):
             self.seen.append(path)
             if len(self.seen) == self.nth:
                 self.strike()
@@ -59,12 +63,34 @@ class Plan:
 _plan: Plan | None = None
 
 
+# Where each event has its path, and the descriptor of the folder that the path starts from.
+_PLACES: dict[str, tuple[int, int | None]] = {
+    "open": (0, None),
+    "os.rename": (1, 3),
+    "os.remove": (0, 1),
+    "os.rmdir": (0, 1),
+    "os.mkdir": (0, 2),
+    "os.truncate": (0, None),
+    "shutil.rmtree": (0, None),
+}
+
+
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if _plan is None or event not in ("open", "os.rename", "os.remove", "shutil.rmtree"):
+    if _plan is None or event not in _PLACES:
         return
-    path = arguments[1] if event == "os.rename" else arguments[0]
+    place, folder = _PLACES[event]
+    path = arguments[place]
     if isinstance(path, str | os.PathLike):
-        _plan.tell(event, str(path))
+        text = str(path)
+        if folder is not None and isinstance(arguments[folder], int) and arguments[folder] >= 0:
+            text = os.path.join(os.readlink(f"/proc/self/fd/{arguments[folder]}"), text)
+        _plan.tell(event, text, event != "open" or _writes(*arguments[1:]))
+
+
+def _writes(mode: str | None, flags: int) -> bool:
+    if mode is None:
+        return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return not set("wax+").isdisjoint(mode)
 
 
 def during(plan: Plan, command: Callable[[], Any]) -> Any:
@@ -111,6 +137,10 @@ def _run(plan: Plan, arguments: tuple[str | Path, ...], tell: Connection) -> Non
     sys.exit(screen.code)
 
 
+# Times, and what a stream counts since it last started.
+_NOT_COMPARED = ("seconds", "seal", "stream")
+
+
 def contents(run: Path) -> dict[str, bytes]:
     """Return what a run folder holds; the order of a journal's lines is that of threads and means nothing."""
     found: dict[str, bytes] = {}
@@ -119,7 +149,7 @@ def contents(run: Path) -> dict[str, bytes]:
         if path.name in ("journal.jsonl", "answers.jsonl"):
             data = b"\n".join(sorted(data.split(b"\n")))
         if path.name == "stage.json":
-            record = {k: v for k, v in json.loads(data).items() if k not in ("seconds", "seal")}
+            record = {k: v for k, v in json.loads(data).items() if k not in _NOT_COMPARED}
             data = json.dumps(record, sort_keys=True).encode()
         if path.name == "status.json":  # what the command was doing, and when
             continue

@@ -63,9 +63,8 @@ def fuzz(name: str, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["eyas", "json", "yaml", "readers"]):
-        from readers import READERS
-
         from eyas.errors import EyasError
+        from readers import READERS
     reader, folder = READERS[name], Path(tempfile.mkdtemp(prefix="eyas-fuzz-"))
 
     def one(data: bytes) -> None:

@@ -9,7 +9,7 @@ from multiprocessing.context import ForkServerContext
 # Loaded once, by the server that processes are forked from.
 _PRELOADED = [
     *(f"eyas.stages.{stage}" for stage in ("prepare", "regenerate", "extract", "train", "export")),
-    "eyas.engines.transformers",
+    "eyas.engines.transformers.engine",
     "transformers.models.llama.modeling_llama",
 ]
 

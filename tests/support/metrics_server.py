@@ -23,8 +23,9 @@ class SGLangServer:
 
     def __init__(self, context: RunContext, num_draft_tokens: int, spoil: Any = None) -> None:
         teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)
-        shared = (teacher.embedding, teacher.head)
-        self.draft, self.target_ids, _ = load_export(context.folder("export"), *shared)
+        self.draft, self.target_ids, _ = load_export(
+            context.folder("export"), teacher.embedding, teacher.head
+        )
         self.engine = context.make_engine("transformers")
         self.eos, self.k, self.spoil = context.spec.eos_token_ids, num_draft_tokens, spoil
         self.lock = threading.Lock()

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 from click.testing import CliRunner
-from tiny import write_jsonl
 
 from eyas.cli import cli
+from tiny import write_jsonl
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "users", "ask"]
 

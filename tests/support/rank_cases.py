@@ -8,10 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from machine import clean_processes
-from memory_store import MemoryStore
-from tiny import split_settings
-from train_cases import EPS, THETA, Case, make_case
 
 from eyas import registry
 from eyas.config.schema import TrainSettings
@@ -20,6 +16,10 @@ from eyas.drafters.eagle3.settings import Settings
 from eyas.train.loop import Trainer
 from eyas.train.ranks import Ranks
 from eyas.types import HiddenStates, TargetSpec, VocabMap
+from machine import clean_processes
+from memory_store import MemoryStore
+from tiny import split_settings
+from train_cases import EPS, THETA, Case, make_case
 
 LENGTHS = (20, 31, 17, 24, 29, 16, 22, 27, 30, 18, 25, 21, 19, 26, 23, 28)
 

@@ -14,7 +14,6 @@ from tempfile import mkdtemp
 import numpy as np
 import torch
 from safetensors.torch import save
-from tiny import make_spec
 
 from eyas.capture.import_samples import _rows, _sample
 from eyas.config.load import load_config
@@ -30,6 +29,7 @@ from eyas.store.shards import ShardStore, ShardWriter
 from eyas.targets.weights import Weights
 from eyas.train.checkpoint import read_checkpoint
 from eyas.types import HiddenStates, TokenizedSample
+from tiny import make_spec
 
 Reader = Callable[[bytes, Path], object]
 SPEC = make_spec()

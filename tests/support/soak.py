@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from eyas import registry
 from faults import Plan, Strike, contents, during, fail
 from pipeline import eyas, write_run
 from tiny import make_target, write_jsonl
-
-from eyas import registry
 
 
 def interrupt() -> None:
@@ -86,7 +86,7 @@ def strike(run_file: Path, name: str, nth: int) -> bool:
         plan = Plan("any", "*/struck/run/*", strike, nth)
         return bool(during(plan, lambda: eyas("extract", "-c", run_file).code))
     engine = registry.ENGINES["transformers"]
-    registry.ENGINES["transformers"] = "bad_engines:Crashing"
+    registry.ENGINES["transformers"] = "bad_engines:CrashingInfo"
     try:
         return bool(eyas("extract", "-c", run_file).code)
     finally:

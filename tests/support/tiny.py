@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from memory_store import MemoryStore
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -23,6 +22,7 @@ from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_teacher
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample, VocabMap
+from memory_store import MemoryStore
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (

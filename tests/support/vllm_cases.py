@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from eyas.engines.transformers import TransformersEngine
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.engines.vllm.versions import installed_version, native_trouble
 from eyas.types import Failure, HiddenStates, TargetSpec, TokenizedSample
 

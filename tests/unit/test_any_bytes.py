@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from readers import GENUINE, READERS
 
 from eyas.errors import EyasError
 from eyas.files import seal
+from readers import GENUINE, READERS
 
 _MOST_MIB = 300
 _FEW = settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck))

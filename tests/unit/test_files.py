@@ -2,7 +2,18 @@ from pathlib import Path
 
 import pytest
 
-from eyas.files import atomic_file, atomic_folder, fingerprint, read_json, sha256_of_file, write_json
+from eyas.errors import ContractError
+from eyas.files import (
+    atomic_file,
+    atomic_folder,
+    fingerprint,
+    read_json,
+    refusing_damaged,
+    seal,
+    sha256_of_file,
+    unseal,
+    write_json,
+)
 
 
 class Crash(RuntimeError):
@@ -74,3 +85,38 @@ def test_fingerprints_ignore_the_order_of_keys_and_see_every_value() -> None:
 def test_the_checksum_is_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256_of_file(tmp_path / "a").startswith("ba7816bf8f01cfea")
+
+
+def test_what_was_sealed_comes_back_and_no_changed_value_is_believed() -> None:
+    sealed = seal({"a": 1, "nested": {"b": [1.5, None]}})
+    assert unseal(sealed) == {"a": 1, "nested": {"b": [1.5, None]}}
+    with pytest.raises(ValueError, match="its checksum is not the one written"):
+        unseal({**sealed, "a": 2})
+
+
+@pytest.mark.parametrize("value", [[1], "text", {"a": 1}, {"a": 1, "seal": 7}])
+def test_what_has_no_seal_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="it has no checksum of itself"):
+        unseal(value)
+
+
+def test_another_format_version_is_told_from_damage() -> None:
+    sealed = seal({"format_version": 3})
+    assert unseal(sealed, 3) == {"format_version": 3}
+    with (
+        pytest.raises(ContractError, match="x has format version 3, this eyas reads 4"),
+        refusing_damaged("x", "h"),
+    ):
+        unseal(sealed, 4)
+    with (
+        pytest.raises(ContractError, match="x is damaged: its checksum") as caught,
+        refusing_damaged("x", "h"),
+    ):
+        unseal({**sealed, "seal": "0"}, 3)
+    assert caught.value.hint == "h"
+
+
+def test_a_folder_is_made_in_folders_that_do_not_exist_yet(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "a" / "b" / "f") as beside:
+        (beside / "x").write_text("y")
+    assert (tmp_path / "a" / "b" / "f" / "x").read_text() == "y"

@@ -1,7 +1,15 @@
 import pytest
 
 from eyas.errors import UserError
-from eyas.layer_ids import check_aux_layer_ids, default_aux_layer_ids, from_output_of, to_sglang
+from eyas.layer_ids import (
+    CONVENTIONS,
+    check_aux_layer_ids,
+    check_convention,
+    default_aux_layer_ids,
+    from_output_of,
+    parse_layer_ids,
+    to_sglang,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +63,24 @@ def test_sglang_ids_are_one_less_and_undo_the_output_of_convention() -> None:
 def test_sglang_cannot_capture_the_embedding() -> None:
     with pytest.raises(UserError, match="aux layer 0"):
         to_sglang([0, 3])
+
+
+@pytest.mark.parametrize("text", ["2,16,29", "2 16 29", "[2, 16, 29]", " 2,16 29 "])
+def test_ids_are_read_in_the_convention_that_is_named(text: str) -> None:
+    ours, other = CONVENTIONS
+    assert other == "output-of"
+    assert parse_layer_ids(text, ours) == (2, 16, 29)
+    assert parse_layer_ids(text, other) == (3, 17, 30)
+
+
+@pytest.mark.parametrize("text", ["", "two", "2;3", "1.5"])
+def test_text_that_holds_no_ids_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="cannot read the layer ids"):
+        parse_layer_ids(text, CONVENTIONS[0])
+
+
+def test_an_unknown_convention_is_refused_and_the_known_ones_are_not() -> None:
+    for name in CONVENTIONS:
+        check_convention(name)
+    with pytest.raises(UserError, match="unknown layer id convention 'output_of'"):
+        check_convention("output_of")

@@ -17,7 +17,7 @@ def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError) as caught:
         registry.resolve(registry.ENGINES, "transformer", "engine")
     assert caught.value.what == "unknown engine 'transformer'; did you mean 'transformers'?"
-    assert "fake, transformers" in str(caught.value.hint)
+    assert "fake, sglang, transformers" in str(caught.value.hint)
 
 
 def test_nothing_is_suggested_for_a_word_like_no_other() -> None:

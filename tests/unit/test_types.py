@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from tiny import make_spec
 
 from eyas.errors import ContractError, UserError
 from eyas.types import (
@@ -15,6 +14,7 @@ from eyas.types import (
     VocabMap,
     supervised_positions,
 )
+from tiny import make_spec
 
 
 def sample(mask: str, cut: bool = False) -> TokenizedSample:

@@ -17,7 +17,8 @@ from eyas.capture.split_work import SplitWork
 from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import Split, read_manifest
-from eyas.errors import EyasError, UserError
+from eyas.engines.info import engine_info
+from eyas.errors import EyasError
 from eyas.files import fingerprint
 from eyas.progress import Progress, say
 from eyas.scale.cluster import check_room, cluster
@@ -64,31 +65,14 @@ def capture_with_fleet(run: CaptureRun, works: Sequence[SplitWork]) -> None:
                 progress.advance(record.num_tokens, f"{unit} done, {running.num_deaths} engines lost")
 
 
-def check_fleet(config: RunConfig) -> None:
-    """Raises: UserError for engines of another number of GPUs than the fleet's replicas have."""
-    ranks, fleet = config.vllm.tensor_parallel_size, config.extract.fleet
-    if fleet and config.extract.engine == "vllm" and fleet.gpus_per_replica not in (0, ranks):
-        raise UserError(
-            f"extract.fleet.gpus_per_replica={fleet.gpus_per_replica}, "
-            f"but one engine uses vllm.tensor_parallel_size={ranks} GPUs",
-            hint=f"set extract.fleet.gpus_per_replica={ranks}",
-        )
-
-
 def for_actors(loaded: LoadedConfig) -> LoadedConfig:
-    """Return the run as an actor reads it: paths absolute, vLLM's ranks in processes of its own."""
-    config: RunConfig = loaded.config
-    vllm = config.vllm
-    backend = "distributed_executor_backend"
-    if not any(word.startswith(backend) for word in vllm.engine_args):
-        # Within an actor vLLM would ask Ray for further ones, of which no GPU is left.
-        vllm = vllm.model_copy(update={"engine_args": (*vllm.engine_args, f"{backend}=mp")})
+    """Return the run as an actor reads it: paths absolute, the engine as it starts within an actor."""
+    config: RunConfig = engine_info(loaded.config.extract.engine).in_actor(loaded.config)
     folder = Path(config.target.model)
     model = str(folder.resolve()) if folder.is_dir() else config.target.model
     changes = {
         "run_dir": config.run_dir.resolve(),
         "target": config.target.model_copy(update={"model": model}),
-        "vllm": vllm,
     }
     return dataclasses.replace(loaded, config=config.model_copy(update=changes))
 

@@ -15,6 +15,8 @@ from eyas.capture.stream_cache import StreamCache
 from eyas.capture.stream_engine import StreamEngine
 from eyas.capture.windows import Unit, WindowSource
 from eyas.config.schema import RunConfig, TrainSettings
+from eyas.engines.checks import check_engine_a_rank, check_gpu_share
+from eyas.engines.info import engine_info
 from eyas.errors import UserError
 from eyas.files import fingerprint
 from eyas.progress import say
@@ -191,18 +193,7 @@ def check_stream(config: RunConfig) -> None:
                 f"train.source=stream does not go with {key}: {why}",
                 hint=f"leave {key} out, or store the states with train.source=store",
             )
-    check_engines(config, config.train.num_gpus)
-
-
-def check_engines(config: RunConfig, num_ranks: int) -> None:
-    """Raises: UserError for an engine of several GPUs beside each of several ranks, which have one."""
-    extract, gpus = config.extract, config.vllm.tensor_parallel_size
-    if num_ranks > 1 and gpus > 1 and extract.engine == "vllm" and not (extract.fleet or extract.endpoint):
-        raise UserError(
-            f"each of {num_ranks} ranks captures on its own GPU, and vllm.tensor_parallel_size={gpus}",
-            hint="let engines of their own capture: extract.fleet={replicas: N, gpus_per_replica: "
-            f"{gpus}}}, or a server (extract.endpoint)",
-        )
+    check_engine_a_rank(config, config.train.num_gpus)
 
 
 def facts_of_stream(stream: Stream) -> dict[str, Any]:
@@ -276,22 +267,14 @@ def check_gpu(
     training_bytes: Callable[[float], float],
     samples: Sequence[TokenizedSample],
 ) -> None:
-    """Refuse a vLLM that takes so much of the GPU that training does not fit next to it.
+    """Refuse an engine that reserves so much of the GPU that training does not fit next to it.
 
     ``training_bytes`` estimates what training needs, given the share of tokens that are supervised.
     Raises: UserError.
     """
-    if not on_gpu or config.extract.engine != "vllm" or config.extract.endpoint is not None:
+    share = engine_info(config.extract.engine).memory_share(config)
+    if not on_gpu or not share or config.extract.endpoint is not None:
         return
     needed = training_bytes(sum(int(s.supervised.sum()) for s in samples) / sum(len(s) for s in samples))
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    share = config.vllm.gpu_memory_utilization
-    if needed > total * (1 - share):
-        fitting = int(100 * (1 - needed / total)) / 100
-        raise UserError(
-            f"training needs about {needed / 2**30:.1f} GiB beside vLLM, whose share of "
-            f"{share} leaves {total * (1 - share) / 2**30:.1f} GiB of the GPU",
-            hint=f"set vllm.gpu_memory_utilization={fitting}"
-            if fitting > 0
-            else "lower train.batch_tokens, or store the states with train.source=store",
-        )
+    check_gpu_share(config, needed, total)

@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from eyas.config.keys import known_keys
+from eyas.config.paths import expand_paths
 from eyas.config.schema import DraftSettings, RunConfig
 from eyas.config.secrets import refuse_secrets
 from eyas.errors import UserError, did_you_mean
@@ -65,6 +66,7 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         if key not in sections and not any(key == k or key.startswith(f"{k}.") for k in known):
             raise _unknown(key, architecture)
     refuse_secrets(flatten(values))
+    expand_paths(values)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:

@@ -34,6 +34,9 @@ class TargetSettings(Section):
         "kind reads, such as [2, n//2, n-3]",
     )
     trust_remote_code: bool = Field(False, description="allow code from the model folder")
+    fingerprint: Literal["sampled", "full"] = Field(
+        "sampled", description="what identifies the weights: bytes of every tensor, or all bytes (slow)"
+    )
 
 
 class WeightedSource(Section):
@@ -263,8 +266,8 @@ class EvaluateSettings(Section):
     in_process: bool = Field(
         True, description="decode in this process; false for targets too large for transformers here"
     )
-    engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="vllm: measure the draft there as well, and compare"
+    engine: str = Field(
+        "transformers", description="an engine that serves (vllm): measure the draft there too, and compare"
     )
     endpoint: str | None = Field(
         None, description="measure a server that runs with the draft, e.g. http://127.0.0.1:8000/v1"

@@ -61,9 +61,12 @@ class ChatRenderer:
     def prompt_ids(self, conversation: Conversation, num_messages: int) -> list[int]:
         """Return the ids a server sees before it generates message number ``num_messages``.
 
-        Raises: RenderError with the template's own words.
+        Raises: RenderError with the template's own words, or for an id that the target has no row for.
         """
-        return self.encoder.ids([self._render(conversation, num_messages, generation_prompt=True)])[0]
+        ids = self.encoder.ids([self._render(conversation, num_messages, generation_prompt=True)])[0]
+        if self._is_out_of_range(ids):
+            raise RenderError("token_id_out_of_range")
+        return ids
 
     def prompt_lengths(self, prompts: Sequence[tuple[Conversation, int]]) -> list[int | RenderError]:
         """Return for each (conversation, number of messages) the length of its prompt, or why it has none."""
@@ -74,7 +77,11 @@ class ChatRenderer:
                 texts.append(self._render(conversation, num_messages, generation_prompt=True))
             except RenderError as error:
                 texts.append(error)
-        lengths = iter(map(len, self.encoder.ids([t for t in texts if isinstance(t, str)])))
+        encoded = self.encoder.ids([t for t in texts if isinstance(t, str)])
+        lengths = iter(
+            RenderError("token_id_out_of_range") if self._is_out_of_range(ids) else len(ids)
+            for ids in encoded
+        )
         return [next(lengths) if isinstance(t, str) else t for t in texts]
 
     def samples(self, record: Record, max_length: int) -> list[TokenizedSample]:
@@ -106,6 +113,9 @@ class ChatRenderer:
                 results.append(plan)
                 continue
             merged = [plan] if isinstance(plan, TokenizedSample) else merge_turns(next(turns))
+            if any(self._is_out_of_range(sample.input_ids.tolist()) for sample in merged):
+                results.append(RenderError("token_id_out_of_range"))
+                continue
             results.append(_finish(record.conversation_id, merged, max_length))
         return results
 
@@ -114,6 +124,10 @@ class ChatRenderer:
         told = Conversation("probe", (Message("user", PROBE), Message("assistant", PROBE)), "probe")
         ids = self.encoder.ids([self._render(told, 2, generation_prompt=False)])[0]
         return next((i for i in reversed(ids) if i in self.eos_token_ids), min(self.eos_token_ids))
+
+    def _is_out_of_range(self, ids: Sequence[int]) -> bool:
+        """Whether the target's embedding lacks a row for an id: Gemma 3's text models have no image token."""
+        return max(ids, default=0) >= self.vocab_size
 
     def _plan(self, record: Record) -> list[Turn] | TokenizedSample:
         if isinstance(record, TokenRow):

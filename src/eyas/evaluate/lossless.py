@@ -4,8 +4,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from eyas.errors import ContractError
 
 # In fp32 another batch shape moves a logit by about 1e-5 (units: logits). In 16 bits it moves one by a few of
 # its rounding steps, and by no less than those of a logit of 16: smaller ones are sums of larger terms.
@@ -68,3 +71,16 @@ def near_tie(dtype: str, top: float) -> float:
         return _NEAR_TIE_FP32
     exponent = math.frexp(max(abs(top), _LEAST_TOP))[1] - 1
     return float(_SLACK * _STEPS_16_BITS * torch.finfo(getattr(torch, dtype)).eps * 2**exponent)
+
+
+def check_lossless(differences: Sequence[dict[str, Any]], dtype: str) -> None:
+    """Raises: ContractError for a difference of tokens that are not both near the target's likeliest."""
+    for d in differences:
+        if not is_near_tie(dtype, d["top"], d["gap"]):
+            expected, found = ("its end" if d[key] == -1 else d[key] for key in ("expected", "found"))
+            far = "not" if d["gap"] is None else f"{d['gap']:.3g} logits from being"
+            raise ContractError(
+                f"the draft changed the answer to {d['prompt_id']}: token {d['position']} is {found} "
+                f"instead of {expected}, and one of the two is {far} the target's likeliest there",
+                hint="this must never happen; please report it with the run folder's report.json",
+            )

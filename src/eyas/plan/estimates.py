@@ -98,24 +98,3 @@ def training_memory(
     inputs = tokens * (spec.num_aux_layers + 2) * spec.hidden_size * item
     logits = min(rows, _LOSS_ROWS) * (draft.config.vocab_size * 2 + spec.vocab_size) * item
     return round(weights + teacher + kept + inputs + logits)
-
-
-def engine_memory(config: RunConfig, shape: TargetSize, name: str) -> tuple[int, str]:
-    """Return bytes that each GPU (or the machine, without one) needs for the engine, and what is in them."""
-    if name != "vllm":
-        item, spec = ITEMSIZE[shape.spec.dtype], shape.spec
-        # What a layer holds for a batch: the captured states, and an MLP's intermediates.
-        batch = config.extract.batch_tokens * item
-        work = batch * ((spec.num_aux_layers + 3) * spec.hidden_size + 3 * spec.intermediate_size)
-        return shape.weight_bytes + work, "weights and one batch"
-    ranks = config.vllm.tensor_parallel_size
-    # Every rank holds the states whole, and a latent cache too.
-    states = shape.spec.bytes_per_token
-    split = 1 if shape.latent_cache else ranks
-    per_token = states + shape.kv_bytes_per_token // split
-    one = config.data.max_length * per_token
-    return (
-        shape.weight_bytes // ranks + one,
-        f"1/{ranks} of the weights, and {per_token / 1000:,.0f} KB a token ({states / 1000:,.0f} KB states) "
-        f"for one sample of {config.data.max_length:,} tokens at least",
-    )

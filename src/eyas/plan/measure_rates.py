@@ -4,18 +4,15 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.data.sources import STDIN, Drop, read_source, source_files
 from eyas.errors import UserError
 from eyas.progress import Progress, Screen, current_screen, on_screen
-from eyas.stages.run import run_stage, stages_of
-from eyas.stages.run_context import RunContext, facts_of
 
 _SAMPLE_ROWS = 2048
 _READ_S = 20.0
@@ -98,26 +95,36 @@ def read_rows(config: RunConfig) -> Rows:
     return Rows(sample, num, exact=True)
 
 
-def calibrate(context: RunContext, rows: Rows) -> MeasuredRates:
+class Trial(Protocol):
+    """A run on a few rows; the verb that plans knows how to run its stages."""
+
+    @property
+    def stages(self) -> Sequence[str]: ...
+    def run(self, stage: str) -> None: ...
+    def facts(self, stage: str) -> Mapping[str, Any]:
+        """Return the record of a stage that is done."""
+
+
+def calibrate(config: RunConfig, rows: Rows, new_trial: Callable[[RunConfig], Trial]) -> MeasuredRates:
     """Run every stage on a few rows in a temporary folder; about a minute for a small target."""
     measured, started = MeasuredRates(), time.monotonic()
-    config = context.config
     regenerating = config.regenerate.enabled
     wanted = min(_MOST, config.regenerate.batch_size) if regenerating else _FEWEST
     number = max(_FEWEST, wanted)
-    with tempfile.TemporaryDirectory(prefix="eyas-plan-") as folder:
-        whole = _trial(context, Path(folder) / "whole", rows.sample, config.data.validation_fraction)
+    with tempfile.TemporaryDirectory(prefix="eyas-plan-") as name:
+        folder = Path(name)
+        whole = new_trial(_of_rows(config, folder / "whole", rows.sample, config.data.validation_fraction))
         _run(whole, ["prepare"], measured)
-        counts = facts_of(whole, "prepare")["counts"]
+        counts = whole.facts("prepare")["counts"]
         kept = counts.get("train_conversations", 0) + counts.get("held_out_conversations", 0)
         measured.kept_share = kept / max(1, len(rows.sample))
         _count_tokens(measured, counts, kept)
-        few = _trial(context, Path(folder) / "few", rows.sample[:number], validation_fraction=0.2)
+        few = new_trial(_of_rows(config, folder / "few", rows.sample[:number], validation_fraction=0.2))
         prepare = measured.rates["prepare"], measured.fixed_s["prepare"]
-        _run(few, stages_of(few), measured)
+        _run(few, few.stages, measured)
         measured.rates["prepare"], measured.fixed_s["prepare"] = prepare
         if regenerating:
-            counts = facts_of(few, "regenerate")["counts"]
+            counts = few.facts("regenerate")["counts"]
             _count_tokens(
                 measured, counts, counts["train_conversations"] + counts.get("held_out_conversations", 0)
             )
@@ -125,52 +132,43 @@ def calibrate(context: RunContext, rows: Rows) -> MeasuredRates:
     return measured
 
 
-def _trial(context: RunContext, folder: Path, rows: list[Any], validation_fraction: float) -> RunContext:
+def _of_rows(config: RunConfig, folder: Path, rows: list[Any], validation_fraction: float) -> RunConfig:
     """Return the run's own settings on a few rows in another folder."""
     folder.mkdir()
     source = folder / "rows.jsonl"
     source.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
-    config = context.config
-    few = config.model_copy(
+    data = {"sources": (str(source),), "validation_fraction": validation_fraction, "max_drop_share": 1.0}
+    train = {
+        "num_epochs": 1,
+        "validate_every": 10**9,
+        "save_every": 10**9,
+        "trackers": (),
+        "num_gpus": 1,
+        "source": "store",
+    }
+    return config.model_copy(
         update={
             "run_dir": folder / "run",
-            "data": config.data.model_copy(
-                update={
-                    "sources": (str(source),),
-                    "validation_fraction": validation_fraction,
-                    "max_drop_share": 1.0,
-                }
-            ),
-            "train": config.train.model_copy(
-                update={
-                    "num_epochs": 1,
-                    "validate_every": 10**9,
-                    "save_every": 10**9,
-                    "trackers": (),
-                    "num_gpus": 1,
-                    "source": "store",
-                }
-            ),
+            "data": config.data.model_copy(update=data),
+            "train": config.train.model_copy(update=train),
             "evaluate": config.evaluate.model_copy(update={"num_prompts": _PROMPTS}),
         }
     )
-    return RunContext(LoadedConfig(few, context.loaded.origins))
 
 
-def _run(context: RunContext, stages: list[str], measured: MeasuredRates) -> None:
+def _run(trial: Trial, stages: Sequence[str], measured: MeasuredRates) -> None:
     for stage in stages:
         recorder = _Recorder()
         with on_screen(recorder):
-            run_stage(context, stage)
-        took = facts_of(context, stage)["seconds"]
+            trial.run(stage)
         worked = sum(recorder.elapsed_s.values())
-        measured.fixed_s[stage] = max(0.0, took - worked)
+        measured.fixed_s[stage] = max(0.0, trial.facts(stage)["seconds"] - worked)
         if recorder.finished:
-            measured.rates[stage] = _amount(context, stage, recorder) / max(
+            measured.rates[stage] = _amount(trial, stage, recorder) / max(
                 recorder.elapsed_s.get(_main_label(stage), worked), 1e-6
             )
     if "evaluate" in measured.rates:
-        measured.rates["evaluate"] *= speed_up_once_trained(facts_of(context, "evaluate")["report"])
+        measured.rates["evaluate"] *= speed_up_once_trained(trial.facts("evaluate")["report"])
 
 
 def speed_up_once_trained(report: Mapping[str, Any]) -> float:
@@ -187,21 +185,21 @@ def _main_label(stage: str) -> str:
     return {"regenerate": "regenerate, turn 1", "extract": "extract train"}.get(stage, stage)
 
 
-def _amount(context: RunContext, stage: str, recorder: _Recorder) -> float:
+def _amount(trial: Trial, stage: str, recorder: _Recorder) -> float:
     """Return the work of a stage's main progress in the unit of its rate."""
     main = recorder.finished[_main_label(stage)]
     if stage == "regenerate":
-        counts = facts_of(context, stage)["counts"]
+        counts = trial.facts(stage)["counts"]
         answers = sum(p.done for p in recorder.finished.values())
         tokens = counts["train_supervised_tokens"] + counts.get("held_out_supervised_tokens", 0)
         return float(tokens * main.done / max(answers, 1))
     if stage == "train":
-        counts = facts_of(context, context.samples_stage)["counts"]
+        counts = trial.facts("regenerate" if "regenerate" in trial.stages else "prepare")["counts"]
         return float(counts["train_tokens"] + VALIDATION_COST * counts.get("held_out_tokens", 0))
     return float(main.done)
 
 
-def _count_tokens(measured: MeasuredRates, counts: dict[str, int], conversations: int) -> None:
+def _count_tokens(measured: MeasuredRates, counts: Mapping[str, int], conversations: int) -> None:
     tokens = counts.get("train_tokens", 0) + counts.get("held_out_tokens", 0)
     supervised = counts.get("train_supervised_tokens", 0) + counts.get("held_out_supervised_tokens", 0)
     measured.tokens_per_conversation = tokens / max(1, conversations)

@@ -1,4 +1,4 @@
-"""What a run needs of disk and memory, beside what there is."""
+"""What a run needs of disk and memory, compared with what this machine has."""
 
 import dataclasses
 import shutil
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import psutil
 
+from eyas.config.schema import RunConfig
+from eyas.engines.info import engine_info
 from eyas.plan import estimates
 from eyas.plan.estimates import PlannedDraft, Tokens
 from eyas.plan.target_size import TargetSize
 from eyas.run_folder import FOLDERS
-from eyas.stages.run_context import RunContext
 
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a run needs, beside what there is (None: unknown)."""
+    """Something that a run needs, and what is available of it (None: unknown)."""
 
     what: str
     bytes: int
@@ -29,13 +30,14 @@ class Need:
 
 
 def disk_needs(
-    context: RunContext, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, states: Mapping[str, str]
+    config: RunConfig, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, states: Mapping[str, str]
 ) -> list[Need]:
-    folder = context.config.run_dir
+    """Return what the stages that are not done will write; ``states`` says how far each stage is."""
+    folder = config.run_dir
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    train = context.config.train
+    train = config.train
     is_stored = train.source == "store" or train.keep_states
     stored = tokens if is_stored else dataclasses.replace(tokens, train=0.0)
     parts = {
@@ -52,15 +54,17 @@ def disk_needs(
 
 
 def memory_needs(
-    context: RunContext, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, gpu_memory: float | None
+    config: RunConfig, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, gpu_memory: float | None
 ) -> list[Need]:
-    config = context.config
+    """Return what the engine and the trainer need; ``gpu_memory`` is in GiB, None: this machine's."""
     gpus = round(gpu_memory * 2**30) if gpu_memory else _gpu_bytes()
     ram = int(psutil.virtual_memory().available)
     place = gpus if gpus is not None else ram
-    kind = "a GPU" if gpus is not None or config.extract.engine == "vllm" else "memory"
-    engine, what = estimates.engine_memory(config, shape, config.extract.engine)
-    share = config.vllm.gpu_memory_utilization if config.extract.engine == "vllm" else 1.0
+    info = engine_info(config.extract.engine)
+    kind = "a GPU" if gpus is not None or info.gpus(config) else "memory"
+    engine, what = info.memory(config, shape)
+    reserved = info.memory_share(config)
+    share = reserved or 1.0
     has = None if place is None or (kind == "a GPU" and gpus is None) else round(place * share)
     training = estimates.training_memory(config, draft, shape, tokens.supervised_share)
     on_gpu = config.train.device != "cpu" and gpus is not None
@@ -71,11 +75,11 @@ def memory_needs(
     if config.train.source == "stream":
         turns = [Need("train, memory", config.train.stream_bytes, ram, "states on their way, at most")]
     if turns and config.extract.fleet is None:
-        basis += "; the engine beside them"
-        if config.extract.engine != "vllm":
+        basis += "; the engine next to them"
+        if not reserved:
             training += engine
         elif room is not None:
-            room = round(room * (1 - share))
+            room = round(room * (1 - reserved))
     return [
         Need(f"extract, {kind}", engine, has, what),
         Need("train, a GPU" if on_gpu else "train, memory", training, room, basis),

@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from eyas.config.schema import RunConfig
 from eyas.errors import UserError, did_you_mean
 from eyas.plan.estimates import Tokens
 from eyas.plan.measure_rates import VALIDATION_COST, MeasuredRates, Rows
 from eyas.progress_displays import duration
 from eyas.run_folder import read_record
-from eyas.stages.run_context import RunContext
 
 UNITS = {"prepare": "rows", "regenerate": "answered tokens", "extract": "tokens", "train": "tokens",
           "evaluate": "prompts"}  # fmt: skip
@@ -67,10 +68,10 @@ def given_rates(rates: Sequence[str]) -> dict[str, float]:
 
 
 def works_of(
-    context: RunContext, tokens: Tokens, rows: Rows | None, measured: MeasuredRates | None
+    config: RunConfig, tokens: Tokens, rows: Rows | None, measured: MeasuredRates | None
 ) -> dict[str, float]:
     """Return each stage's amount of work in the unit of its rate."""
-    train = context.config.train
+    train = config.train
     epochs = train.num_epochs
     steps = epochs * tokens.train / (train.batch_tokens * train.batches_per_step)
     validations = max(1.0, steps / train.validate_every)
@@ -79,21 +80,16 @@ def works_of(
         "regenerate": tokens.total * tokens.supervised_share,
         "extract": tokens.held_out if train.source == "stream" else tokens.total,
         "train": epochs * tokens.train + validations * VALIDATION_COST * tokens.held_out,
-        "evaluate": context.config.evaluate.num_prompts,
+        "evaluate": config.evaluate.num_prompts,
     }
 
 
-def stage_plan(
-    context: RunContext,
-    stage: str,
-    state: str,
-    work: float | None,
-    rates: Rates,
-) -> StagePlan:
+def stage_plan(folder: Path, stage: str, state: str, work: float | None, rates: Rates) -> StagePlan:
+    """Return how long a stage takes that writes to ``folder``; ``work`` is None where it is not counted."""
     unit = UNITS.get(stage, "")
     text = f"{work:,.0f} {unit}" if work is not None else ""
     if state == "done":
-        took = (read_record(context.folder(stage)) or {}).get("seconds")
+        took = (read_record(folder) or {}).get("seconds")
         return StagePlan(stage, state, text, 0.0, f"took {duration(took)}" if took else "is there")
     measured = rates.measured
     fixed = measured.fixed_s.get(stage, 0.0) if measured else 0.0
@@ -101,7 +97,7 @@ def stage_plan(
         if measured:
             return StagePlan(stage, state, text, fixed, "measured by a calibration")
         return StagePlan(stage, state, text, 60.0, "assumed: a minute")
-    left = work * (1 - _share_done(context, stage))
+    left = work * (1 - _share_done(folder, stage))
     known = rates.of(stage)
     if known is None:
         return StagePlan(
@@ -116,7 +112,7 @@ def stage_plan(
 def with_captures(
     train: StagePlan, num_tokens: float, rate: tuple[float, str] | None, num_in_turns: int
 ) -> StagePlan:
-    """Return the plan of training in turns with engines, one a rank, or (0) beside a fleet of them."""
+    """Return the plan of training in turns with engines, one a rank, or (0) while a fleet of them works."""
     if train.state == "done":
         return train
     work = f"{train.work}, {num_tokens:,.0f} tokens captured"
@@ -128,16 +124,15 @@ def with_captures(
         )
         return dataclasses.replace(train, work=work, seconds=None, basis=basis)
     captures = num_tokens / (rate[0] * max(1, num_in_turns))
-    when = "in turns with it" if num_in_turns else "beside it"
+    when = "in turns with it" if num_in_turns else "while it works"
     by = f" by {num_in_turns} engines, each" if num_in_turns > 1 else ","
     basis = f"{train.basis}; captures {when}{by} {rate[1]}"
     seconds = train.seconds + captures if num_in_turns else max(train.seconds, captures)
     return dataclasses.replace(train, work=work, seconds=seconds, basis=basis)
 
 
-def _share_done(context: RunContext, stage: str) -> float:
+def _share_done(folder: Path, stage: str) -> float:
     """Return how much of an interrupted stage is kept, where its journal tells."""
-    folder = context.folder(stage)
     if stage == "extract":
         from eyas.store.journal import read_journal
         from eyas.store.manifest import StoreManifest

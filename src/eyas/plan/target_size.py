@@ -1,8 +1,6 @@
 """What can be known of a target from its config.json alone: enough to plan a run without its weights."""
 
 import contextlib
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +8,13 @@ from typing import Any
 from eyas.config.schema import TargetSettings
 from eyas.errors import EyasError, UserError
 from eyas.files import read_json
-from eyas.layer_ids import check_aux_layer_ids, default_aux_layer_ids
+from eyas.layer_ids import default_aux_layer_ids
 from eyas.targets.architectures import family_of
-from eyas.targets.demo import DEMO_PREFIX
-from eyas.targets.files import unreachable
-from eyas.targets.resolve_model import locate
-from eyas.targets.spec import read_target
-from eyas.targets.weights import Weights
-from eyas.types import LATENT_KEYS, TargetSpec
+from eyas.targets.config import quantization
+from eyas.targets.resolve_model import locate_config
+from eyas.targets.spec import LayerChoice, outline_config, read_outline, read_target
+from eyas.targets.weights import INDEX, Weights
+from eyas.types import TargetSpec
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -37,37 +34,32 @@ class TargetSize:
 
 
 def read_target_size(
-    settings: TargetSettings, default_ids: Callable[[int], tuple[int, ...]] = default_aux_layer_ids
+    settings: TargetSettings, default_ids: LayerChoice = default_aux_layer_ids
 ) -> TargetSize:
     """Describe the target; of a hub model only config.json is fetched.
 
     Raises: UserError when there is no config.json, or it lacks what every decoder has.
     """
-    folder, is_here = _folder(settings)
+    folder, is_here = locate_config(settings.model, settings.revision)
+    trouble, read = None, read_target if is_here else read_outline
     try:
-        config: dict[str, Any] = read_json(folder / "config.json")
-    except ValueError as error:
-        raise UserError(f"cannot read {folder / 'config.json'}: {error}", hint="copy it again") from None
-    text = config.get("text_config") or config
-    trouble = None
-    try:
-        if is_here:
-            spec = read_target(folder, settings, default_ids)
-        else:
-            spec = _bare_spec(config, text, settings, folder, default_ids)
-            family_of(spec.architecture)
+        spec = read(folder, settings, default_ids)
+        family_of(spec.architecture)
     except EyasError as error:
         trouble = error.what
-        spec = _bare_spec(config, text, settings, folder, default_ids)
+        spec = read_outline(folder, settings, default_ids)
+    config = outline_config(folder, settings)
+    text: dict[str, Any] = config.get_text_config().to_dict()
     parameters, routed = count_parameters(text)
-    weight_bytes, basis = _weight_bytes(folder, config, text, parameters, routed, spec.dtype)
+    quantized = quantization(folder)
+    weight_bytes, basis = _weight_bytes(folder, quantized, parameters, routed, spec.dtype)
     return TargetSize(
         spec=spec,
         num_parameters=parameters,
         weight_bytes=weight_bytes,
         weight_basis=basis,
         kv_bytes_per_token=_kv_bytes(text, spec),
-        latent_cache=bool(text.get("kv_lora_rank")),
+        latent_cache=spec.latent_attention is not None,
         trouble=trouble,
         is_here=is_here,
     )
@@ -100,81 +92,15 @@ def count_parameters(text: dict[str, Any]) -> tuple[int, int]:
     return layers * attention + routed + shared + dense + tied * text["vocab_size"] * width, routed
 
 
-def _folder(settings: TargetSettings) -> tuple[Path, bool]:
-    """Return where config.json lies, and whether the rest should lie there too."""
-    name = settings.model
-    named_as_folder = name.startswith((DEMO_PREFIX, ".", "/", "~")) or name.count("/") != 1
-    if named_as_folder or Path(name).is_dir():
-        return locate(name, settings.revision), True
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, "config.json", revision=settings.revision)).parent, False
-    except unreachable() as error:
-        raise UserError(
-            f"config.json of target.model={name} cannot be fetched ({type(error).__name__})",
-            hint="put it into a folder and plan with target.model=FOLDER; a plan needs no weights",
-        ) from None
-
-
-def _bare_spec(
-    config: dict[str, Any],
-    text: dict[str, Any],
-    settings: TargetSettings,
-    folder: Path,
-    default_ids: Callable[[int], tuple[int, ...]],
-) -> TargetSpec:
-    try:
-        layers, heads = text["num_hidden_layers"], text["num_attention_heads"]
-        aux = settings.aux_layer_ids
-        dtype = (
-            text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
-        )
-        return TargetSpec(
-            model=settings.model,
-            revision=settings.revision,
-            architecture=(config.get("architectures") or ["unknown"])[0],
-            hidden_size=text["hidden_size"],
-            vocab_size=text["vocab_size"],
-            num_layers=layers,
-            aux_layer_ids=default_ids(layers) if aux is None else check_aux_layer_ids(aux, layers),
-            dtype=settings.dtype if settings.dtype != "auto" else (dtype or "bfloat16"),
-            norm_kind="rms",
-            norm_eps=text.get("rms_norm_eps", 1e-6),
-            logit_softcap=None,
-            logit_scale=1.0,
-            tied_head=bool(text.get("tie_word_embeddings")),
-            eos_token_ids=(0,),
-            tokenizer_fingerprint="unknown",
-            template_fingerprint="unknown",
-            weights_fingerprint="unknown",
-            num_attention_heads=heads,
-            num_key_value_heads=text.get("num_key_value_heads") or heads,
-            head_dim=text.get("head_dim") or text["hidden_size"] // heads,
-            intermediate_size=text["intermediate_size"],
-            max_position_embeddings=text.get("max_position_embeddings", 0),
-            latent_attention={key: text.get(key) for key in LATENT_KEYS}
-            if text.get("kv_lora_rank")
-            else None,
-        )
-    except KeyError as error:
-        raise UserError(
-            f"{folder / 'config.json'} has no {error.args[0]}", hint="a plan needs the decoder's shape"
-        ) from None
-
-
 def _weight_bytes(
-    folder: Path, config: dict[str, Any], text: dict[str, Any], parameters: int, routed: int, dtype: str
+    folder: Path, quantized: dict[str, Any], parameters: int, routed: int, dtype: str
 ) -> tuple[int, str]:
     with contextlib.suppress(UserError):  # it may not be here, or not whole
         if files := Weights(folder).num_bytes:
             return files, "its files"
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        size = json.loads(index.read_text(encoding="utf-8")).get("metadata", {}).get("total_size")
-        if size:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if size := read_json(folder / INDEX).get("metadata", {}).get("total_size"):
             return int(size), "its index"
-    quantized = text.get("quantization_config") or config.get("quantization_config") or {}
     bits = _bits(quantized)
     plain = ITEMSIZE[dtype]
     if bits is None:
@@ -203,6 +129,6 @@ def _bits(quantized: dict[str, Any]) -> float | None:
 
 def _kv_bytes(text: dict[str, Any], spec: TargetSpec) -> int:
     """Return bytes that one token takes in a 16-bit key/value cache of the whole model."""
-    if text.get("kv_lora_rank"):
+    if spec.latent_attention is not None:
         return int(spec.num_layers * (text["kv_lora_rank"] + text["qk_rope_head_dim"]) * 2)
     return spec.num_layers * 2 * spec.num_key_value_heads * spec.head_dim * 2

@@ -1,13 +1,12 @@
 """The model card beside a draft: what it is for, how it was made, what was measured and how."""
 
-import json
 from pathlib import Path
+from textwrap import indent
 
 import yaml
 
 import eyas
-from eyas import registry
-from eyas.drafters.serving import vllm_file
+from eyas.engines.info import engines_that
 from eyas.files import atomic_file
 from eyas.report.finished_run import FinishedRun
 from eyas.report.page import prediction_note, summary_rows
@@ -40,9 +39,7 @@ target's own and come faster. It is of no use alone. Made by eyas {eyas.__versio
 
 ## Serve it
 
-{_vllm(run, named, tokens)}
-
-{_sglang(run, named, tokens)}
+{_commands(run, named, tokens)}
 
 It reads the target's hidden states after layers {layers}; engines take them from config.json.
 
@@ -58,23 +55,16 @@ It reads the target's hidden states after layers {layers}; engines take them fro
         beside.write_text(text, encoding="utf-8")
 
 
-def _vllm(run: FinishedRun, named: str, tokens: int) -> str:
-    kind = run.drafter.name
-    if not registry.has_drafter_file(kind, "vllm"):
-        return "vLLM does not serve it."
-    speculative = json.dumps(vllm_file(kind).speculative_config("THIS_FOLDER", tokens))
-    return f"    vllm serve {named} \\\n      --speculative-config '{speculative}'"
-
-
-def _sglang(run: FinishedRun, named: str, tokens: int) -> str:
-    trouble = run.facts("export").get("sglang_trouble")
-    if trouble:
-        return f"In vLLM only: {trouble}."
-    words = registry.drafter_file(run.drafter.name, "sglang").arguments("THIS_FOLDER", tokens)
-    pairs = [" ".join(words[i : i + 2]) for i in range(0, len(words), 2)]
-    lines = [f"python -m sglang.launch_server --model-path {named} {pairs[0]}"]
-    lines += [f"  {' '.join(pairs[i : i + 2])}" for i in range(1, len(pairs), 2)]
-    return "    " + " \\\n    ".join(lines)
+def _commands(run: FinishedRun, named: str, tokens: int) -> str:
+    """Say for each engine how it serves the draft, or why it does not; first those that eyas starts."""
+    kind, troubles = run.drafter.name, run.facts("export").get("engine_troubles", {})
+    said = []
+    for info in sorted(engines_that(lambda info: info.serves), key=lambda info: not info.starts_server):
+        if info.title in troubles:
+            said.append(f"Not in {info.title}: {troubles[info.title]}.")
+        else:
+            said.append(indent(info.short_command(kind, named, tokens), "    "))
+    return "\n\n".join(said)
 
 
 def _measured(run: FinishedRun) -> str:

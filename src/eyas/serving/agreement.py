@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from eyas.config.schema import RunConfig
@@ -10,27 +11,19 @@ from eyas.data.prepared import read_manifest
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt
 from eyas.engines.spec_decode_metrics import SpecCounters
+from eyas.errors import ContractError
 from eyas.evaluate.decode import Decoded
+from eyas.evaluate.in_process import Here
 from eyas.evaluate.lossless import FirstDifference, first_difference, is_near_tie
 from eyas.progress import say
 from eyas.serving.recommend import diagnose
 from eyas.serving.results import ServingResults
-from eyas.stages.run_context import RunContext
 
 # Whose stored answers are: the target's greedy ones, of an engine of this run or of a server, or others'.
 Writer = Literal["target", "server", "others"]
 
 # By so many tokens answers of a server are told to be the same: later ones part where its rounding differs.
 _BEGINNING = 16
-
-
-@dataclass(frozen=True)
-class Here:
-    """What was decoded in this process, by prompt."""
-
-    plain: dict[str, Decoded]
-    drafted: dict[str, Decoded]
-    differences: list[FirstDifference]
 
 
 @dataclass(frozen=True)
@@ -66,12 +59,12 @@ def others_wrote(config: RunConfig) -> str | None:
     return None
 
 
-def writer_of(context: RunContext) -> Writer:
-    """Return who wrote the answers of this run's samples."""
-    if others_wrote(context.config):
+def writer_of(config: RunConfig, samples_folder: Path) -> Writer:
+    """Return who wrote the answers of a run's samples."""
+    if others_wrote(config):
         return "others"
-    served_by = read_manifest(context.samples_folder)["served_by"]
-    return "target" if served_by == context.config.regenerate.engine else "server"
+    served_by = read_manifest(samples_folder)["served_by"]
+    return "target" if served_by == config.regenerate.engine else "server"
 
 
 def agreement(held_out: HeldOut, measured: ServingResults, written_by: Writer, dtype: str) -> dict[str, Any]:
@@ -108,6 +101,18 @@ def agreement(held_out: HeldOut, measured: ServingResults, written_by: Writer, d
         "of_states": of_states,
         "broken": broken,
     }
+
+
+def check_agreement(served: Mapping[str, Any] | None, dtype: str) -> None:
+    """Say which contract is broken; in fp32, where text cannot differ by rounding, that ends the stage.
+
+    Raises: ContractError.
+    """
+    broken = served["agreement"]["broken"] if served is not None else []
+    if broken and dtype == "float32":
+        raise ContractError(broken[0], hint="evaluation/report.json has the figures; see docs/serving.md")
+    for line in broken:
+        say(f"evaluate: warning: {line}")
 
 
 def _not_as_written(

@@ -17,6 +17,7 @@ from eyas.typed_json import parse
 from eyas.types import Conversation
 
 SO_FAR = "so-far.json"
+HELD_OUT = "held out"  # the suite of the run's own prompts
 
 Answers = dict[str, tuple[int, ...]]  # token ids by prompt
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from eyas.capture.capture_run import Actors, CaptureRun
 from eyas.capture.fleet import for_actors
-from eyas.capture.stream import Stream, check_engines, check_gpu, streaming
+from eyas.capture.stream import Stream, check_gpu, streaming
 from eyas.config.load import LoadedConfig
 from eyas.drafters.base import DraftConfig
 from eyas.engines.base import Engine
+from eyas.engines.checks import check_engine_a_rank
 from eyas.errors import UserError
 from eyas.plan.estimates import PlannedDraft, training_memory
 from eyas.plan.target_size import read_target_size
@@ -78,7 +79,7 @@ def open_stream(context: RunContext, draft: DraftConfig, ranks: Ranks) -> Iterat
             "the samples have changed since the held-out ones were captured",
             hint=f"run: eyas extract -c {config.run_dir / 'run.yaml'} --fresh",
         )
-    check_engines(config, ranks.size)
+    check_engine_a_rank(config, ranks.size)
     on_gpu = context.device == "cuda"
 
     def training_bytes(supervised_share: float) -> float:

@@ -7,7 +7,7 @@ import torch
 from eyas import registry
 from eyas.drafters.base import Draft
 from eyas.drafters.common.stored import share_target
-from eyas.drafters.serving import sglang_trouble
+from eyas.engines.info import draft_troubles
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
 from eyas.stages.run_context import RunContext, begin, finish, next_command
@@ -30,7 +30,7 @@ def export(context: RunContext) -> None:
         "target": context.draft_spec.fingerprint,
         "export": context.config.export.model_dump(mode="json"),
     }
-    check_same_target(checkpoint.spec, context.draft_spec)
+    check_same_target(checkpoint.spec, context.draft_spec_like(checkpoint.spec.weights_fingerprint))
     folder = context.folder("export")
     if not begin(context, "export", inputs, lambda: is_whole(context)):
         return
@@ -50,10 +50,10 @@ def export(context: RunContext) -> None:
             beside, draft, context.draft_spec, checkpoint.vocab, context.config.export.include_embedding
         )
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
-    trouble = sglang_trouble(kind, draft.config)
-    finish(context, "export", _digests(folder), sglang_trouble=trouble)
-    if trouble:
-        say(f"export: for vLLM only: {trouble}")
+    troubles = draft_troubles(kind, draft.config)
+    finish(context, "export", _digests(folder), engine_troubles=troubles)
+    for title, trouble in troubles.items():
+        say(f"export: not for {title}: {trouble}")
     say(f"export: verified; serve it with: eyas serve {folder} -k {context.config.evaluate.num_draft_tokens}")
     next_command(context, "export")
 

@@ -21,7 +21,6 @@ from eyas.store.shards import ShardStore, missing_shards
 def extract(context: RunContext) -> None:
     """Probe the engine, capture what is missing shard by shard, probe again."""
     settings = context.config.extract
-    _check_endpoint(context)
     if settings.prepared_data is not None:
         import_prepared(context, settings.prepared_data)
     inputs = _inputs(context)
@@ -40,15 +39,6 @@ def extract(context: RunContext) -> None:
         if missing := [work for work in works if work.missing]:
             capture(run, missing)
         _finish(context, works)
-
-
-def _check_endpoint(context: RunContext) -> None:
-    settings = context.config.extract
-    if settings.endpoint is not None and settings.engine != "vllm":
-        raise UserError(
-            f"extract.endpoint is a vLLM server's, but extract.engine is {settings.engine!r}",
-            hint="set extract.engine=vllm, or leave the endpoint out",
-        )
 
 
 def _inputs(context: RunContext) -> dict[str, Any]:

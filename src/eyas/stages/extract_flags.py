@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.config.flags import EXTRACT_FLAGS
+from eyas.config.schema import TargetSettings
+from eyas.engines.info import engines_that
 from eyas.errors import UserError
 from eyas.layer_ids import check_aux_layer_ids, check_convention, parse_layer_ids
 from eyas.progress import say
-from eyas.targets.resolve_model import num_layers_of
+from eyas.targets.resolve_model import locate_config
+from eyas.targets.spec import read_outline
 
 
 def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tuple[str, ...]:
@@ -25,7 +28,8 @@ def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tup
     if "prepared_data" in given:
         settings += ["regenerate.enabled=false", "data.sources=[]"]
     if "endpoint" in given and not any(s.startswith("extract.engine=") for s in settings):
-        settings.append("extract.engine=vllm")
+        able = engines_that(lambda info: info.captures_remotely)
+        settings.append(f"extract.engine={able[0].name}")
     ids = _layer_ids(given, numbers)
     if ids is not None:
         settings.append(f"target.aux_layer_ids={list(ids)}")
@@ -41,9 +45,14 @@ def _layer_ids(given: Mapping[str, Any], numbers: list[str]) -> tuple[int, ...] 
     ids = parse_layer_ids(" ".join([given["layer_ids"], *numbers]), convention)
     if "model_path" not in given:
         return ids
-    num_layers = num_layers_of(given["model_path"])
+    num_layers = _num_layers(given["model_path"])
     check_aux_layer_ids(ids, num_layers)
     if ids[-1] == num_layers and len(ids) > 1:
         say(f"extract: layer {num_layers} is the last: it is always stored, as the teacher's input")
         ids = ids[:-1]
     return ids
+
+
+def _num_layers(model: str) -> int:
+    folder, _ = locate_config(model)
+    return read_outline(folder, TargetSettings(model=model)).num_layers

@@ -1,11 +1,11 @@
 """extract.prepared_data: samples prepared elsewhere become this run's prepared folder."""
 
-import shutil
 from pathlib import Path
 
 from eyas.capture.import_samples import fingerprint_of_source, import_samples
 from eyas.data.prepared import is_whole
 from eyas.errors import UserError
+from eyas.files import remove_folder
 from eyas.progress import say
 from eyas.run_folder import read_record
 from eyas.stages.run_context import RunContext, begin, finish
@@ -37,7 +37,7 @@ def import_prepared(context: RunContext, source: Path) -> None:
         manifest = import_samples(source, folder, context.spec, config.data, config.seed)
     except UserError:
         if is_new:  # so that the same command works once the data are fixed
-            shutil.rmtree(folder)
+            remove_folder(folder)
         raise
     finish(context, "prepare", manifest["fingerprint"], counts=manifest["counts"], drops=manifest["drops"])
     num_dropped = sum(manifest["drops"].values())

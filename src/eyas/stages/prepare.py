@@ -1,6 +1,5 @@
 """prepare: conversations become tokenized samples, split into train and held-out."""
 
-from shutil import rmtree
 from typing import Any
 
 from eyas.data.block_samples import check_prompts, samples_of, warnings_of
@@ -13,6 +12,7 @@ from eyas.data.sources import Drop, source_fingerprint
 from eyas.data.split_writer import SplitWriter
 from eyas.data.tally import Tally
 from eyas.errors import EyasError
+from eyas.files import remove_folder
 from eyas.progress import Progress, say
 from eyas.stages.run_context import RunContext, begin, finish, next_command
 
@@ -38,7 +38,7 @@ def prepare(context: RunContext) -> None:
     except EyasError:
         # A data set that was refused leaves its list of drops, and nothing that looks like data.
         (folder / "drops.jsonl").replace(failed_drops)
-        rmtree(folder)
+        remove_folder(folder)
         for line in unused_lines(tally.facts()):
             say(line)
         raise

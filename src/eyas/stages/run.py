@@ -1,14 +1,13 @@
 """run: every stage in order; what is done already is left alone."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch.distributed import is_torchelastic_launched
 
 from eyas.errors import EyasError, UserError
-from eyas.files import remove_litter
+from eyas.files import remove_folder, remove_litter
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
 from eyas.progress_displays import JsonLines, StatusFile
@@ -51,6 +50,7 @@ def run(context: RunContext, as_json: bool = False) -> None:
             on_screen(StatusFile(screen, progress_path(run_dir))),
         ):
             check_held_out(context.config.data.validation_fraction)
+            check_settings(context, stages)
             for name in stages:
                 _run_shown(context, name)
                 if name == "prepare":
@@ -103,7 +103,7 @@ def _run_shown(context: RunContext, name: str) -> None:
 def run_stage(context: RunContext, name: str) -> None:
     """Run one stage as the run folder's only writer; what it has begun to write when it finds the input
     wrong is taken back."""
-    check_settings(context)
+    check_settings(context, [name])
     run_dir, folder = context.config.run_dir, context.folder(name)
     new_run, new_stage = not (run_dir / "run.yaml").exists(), not folder.exists()
     try:
@@ -126,7 +126,8 @@ def _run_locked(context: RunContext, name: str, new_run: bool, new_stage: bool) 
         if not isinstance(error, UserError):
             raise
         if new_stage:
-            shutil.rmtree(context.folder(name), ignore_errors=True)
+            with suppress(OSError):
+                remove_folder(context.folder(name))
         if new_run:
             (context.config.run_dir / "run.yaml").unlink(missing_ok=True)
         raise

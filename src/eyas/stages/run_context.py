@@ -14,6 +14,7 @@ from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
 from eyas.drafters.layers_read import captured_by_default, layers_read
+from eyas.engines.info import engine_info
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
@@ -22,7 +23,8 @@ from eyas.run_folder import FOLDERS, STAGES, begin_record, read_record, write_re
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
 from eyas.targets.resolve_model import locate, locate_description
-from eyas.targets.spec import read_target, read_tokenizer
+from eyas.targets.spec import as_recorded, read_target
+from eyas.targets.tokenizer import read_tokenizer
 from eyas.types import TargetSpec
 
 
@@ -63,6 +65,10 @@ class RunContext:
     def drafter(self) -> Any:
         """The kind of draft that is trained: an ``eyas.drafters.base.Drafter``."""
         return registry.drafter(self.config.draft.architecture)
+
+    def draft_spec_like(self, weights_fingerprint: str) -> TargetSpec:
+        """Return ``draft_spec`` so that it compares with a record of that fingerprint, be it of eyas 0.1."""
+        return as_recorded(self.draft_spec, weights_fingerprint, self.target_folder)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -119,14 +125,10 @@ class RunContext:
 
     def make_engine(self, name: str, spec: TargetSpec | None = None, **settings: Any) -> Any:
         """Load the target into an engine; with ``spec`` it captures other layers than the run does."""
-        engine = registry.resolve(registry.ENGINES, name, "engine")
-        trust = self.config.target.trust_remote_code
-        own = getattr(self.config, name, None)
-        if own is not None:  # an engine with a section of its own also reserves memory ahead
-            settings |= {"settings": own, "max_length": self.config.data.max_length}
+        info = engine_info(name)
         # Only here is the whole model needed.
         folder = locate(self.config.target.model, self.config.target.revision)
-        return engine(folder, spec or self.spec, device=self.device, trust_remote_code=trust, **settings)
+        return info.start(self.config, folder, spec or self.spec, self.device, **settings)
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.

@@ -51,7 +51,8 @@ def train(context: RunContext) -> None:
     if settings.source == "stream":
         inputs["samples"] = context.output_of(context.samples_stage)
     for split in context.stored_splits:
-        check_states(StoreManifest.read(context.states_folder / split).spec, context.draft_spec)
+        stored = StoreManifest.read(context.states_folder / split).spec
+        check_states(stored, context.draft_spec_like(stored.weights_fingerprint))
     check_held_out(StoreManifest.read(context.states_folder / "held_out").shard_bounds[-1])
     if settings.num_gpus > 1 and not dist.is_torchelastic_launched():
         check_ranks(settings, settings.num_gpus)

@@ -234,16 +234,19 @@ class ShardStore:
             raise ContractError(
                 f"{path} is damaged: {found} bytes, {record.num_bytes} were written", hint=redo
             )
+        local, trouble = self.folder.local(name), None
         try:
-            opened = OpenShard(self.folder.local(name), getattr(torch, self.spec.dtype))
+            opened = OpenShard(local, getattr(torch, self.spec.dtype))
         except (SafetensorError, KeyError, ValueError, TypeError, IndexError, ContractError) as error:
-            raise ContractError(f"{path} is damaged: {error}", hint=redo) from None
-        if opened.target != self.spec.fingerprint:
-            raise ContractError(f"{path} holds states of another target", hint=redo)
-        if len(opened.samples) != record.num_samples:
-            raise ContractError(
-                f"{path} holds {len(opened.samples)} samples, {record.num_samples} were written", hint=redo
-            )
+            trouble = f"is damaged: {error}"
+        else:
+            if opened.target != self.spec.fingerprint:
+                trouble = "holds states of another target"
+            elif len(opened.samples) != record.num_samples:
+                trouble = f"holds {len(opened.samples)} samples, {record.num_samples} were written"
+        if trouble:
+            self.folder.forget(name)
+            raise ContractError(f"{path} {trouble}", hint=redo)
         return opened
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eyas.errors import UserError
-from eyas.files import atomic_file, flush_to_disk
+from eyas.files import atomic_file, flush_to_disk, remove_folder, remove_litter
 from eyas.locks import hold, is_dead, owner, refusal
 
 
@@ -118,10 +118,14 @@ class LocalFolder:
         (self.path / name).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        if self.path.is_dir():
+            remove_folder(self.path)
 
-    def lock(self) -> AbstractContextManager[None]:
-        return hold(self.path / ".lock", str(self.path))
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        with hold(self.path / ".lock", str(self.path)):
+            remove_litter(self.path)
+            yield
 
 
 class RemoteFolder:

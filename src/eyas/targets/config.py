@@ -4,33 +4,43 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from eyas.errors import UserError
 from eyas.files import read_json
+from eyas.targets.adapter import refuse_adapter
 from eyas.types import LATENT_KEYS
 
 # Models that are another one under a name of their own; with this, no code from their folder is needed.
 _SAME_AS = {"kimi_k2": "deepseek_v3"}
+# What decoders mostly mean where config.json is silent and no class knows better.
+_DEFAULTS: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 0,
+    "rope_parameters": None,
+    "tie_word_embeddings": False,
+}
 
 
 def read_config(folder: Path, trust_remote_code: bool = False) -> Any:
     """Return the transformers configuration of a model folder, with all its defaults.
 
-    Raises: UserError when config.json cannot be read, names a model that transformers does not know, or
-    transformers is one of those that old vLLMs ask for.
+    Raises: UserError when config.json cannot be read, names a model that transformers does not know,
+    transformers is one of those that old vLLMs ask for, or the folder holds an adapter.
     """
     if int(transformers.__version__.partition(".")[0]) < 5:
         raise UserError(
             f"transformers {transformers.__version__} is too old, eyas needs 5.0",
             hint="pip install 'transformers>=5.0'; vLLM before 0.19 forbids that: install vllm>=0.31",
         )
+    refuse_adapter(folder, folder)
     try:
         raw = read_json(folder / "config.json")
         if raw.get("model_type") in _SAME_AS:
             own = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map")}
-            return CONFIG_MAPPING[_SAME_AS[raw["model_type"]]].from_dict(own)
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            config = CONFIG_MAPPING[_SAME_AS[raw["model_type"]]].from_dict(own)
+        else:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         text = (str(error) or type(error).__name__).strip().splitlines()[0]
         if "trust_remote_code" in str(error):
@@ -40,6 +50,33 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> Any:
         else:
             hint = "the model folder is damaged; download or copy it again"
         raise UserError(f"cannot read {folder / 'config.json'}: {text}", hint=hint) from None
+    if getattr(config.get_text_config(), "tie_word_embeddings", False):
+        # A wrapper that says so in its text_config only; vLLM ties it, transformers asks the wrapper.
+        config.tie_word_embeddings = True
+    return config
+
+
+def plain_config(folder: Path) -> Any:
+    """Return what config.json says and no more, for a model that transformers does not know.
+
+    Raises: UserError when it is damaged.
+    """
+    path = folder / "config.json"
+    try:
+        raw = read_json(path)
+        config = PretrainedConfig.from_dict(_DEFAULTS | {k: v for k, v in raw.items() if k != "text_config"})
+        if isinstance(raw.get("text_config"), dict):
+            config.text_config = PretrainedConfig.from_dict(_DEFAULTS | raw["text_config"])
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(f"cannot read {path}: {error}", hint="copy it again") from None
+    return config
+
+
+def quantization(folder: Path) -> dict[str, Any]:
+    """Return how config.json says that the text model is quantised; empty for plain weights."""
+    raw = read_json(folder / "config.json")
+    inner = raw.get("text_config") or {}
+    return inner.get("quantization_config") or raw.get("quantization_config") or {}
 
 
 def latent_attention(text: Any) -> dict[str, int | None] | None:

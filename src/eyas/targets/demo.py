@@ -11,6 +11,7 @@ from pathlib import Path
 from eyas.errors import UserError, did_you_mean
 from eyas.files import atomic_folder
 from eyas.progress import say
+from eyas.safetensors_io import mode_of_umask
 from eyas.targets.remote import cache_folder
 
 DEMO_PREFIX = "demo:"
@@ -70,5 +71,6 @@ def _convert(gguf: Path, folder: Path) -> None:
     # The folder holds plain weights: a quantisation entry would make engines look for packed ones.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.save_pretrained(folder)
+    with mode_of_umask(folder / "model.safetensors"):  # 270 MB: one file
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

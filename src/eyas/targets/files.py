@@ -1,14 +1,21 @@
 """The files of a target, by byte range: in a folder, or where the folder says that its weights lie."""
 
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from eyas.errors import UserError
 from eyas.files import read_json
 
 # In a folder that describes a target without holding its weights: {"url": where they lie}.
 ELSEWHERE = "weights_elsewhere.json"
+_REQUESTS_AT_A_TIME = 32
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Files(Protocol):
@@ -25,6 +32,10 @@ class Files(Protocol):
 
     def read(self, name: str, start: int, stop: int) -> bytearray:
         """Return bytes ``start`` to ``stop``; fewer where the file ends."""
+        ...
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Apply a function that reads to each item, in order; many at a time where each one waits."""
         ...
 
 
@@ -56,6 +67,9 @@ class LocalFiles:
         del view
         return out if filled == len(out) else out[:filled]
 
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        return map(function, items)
+
 
 class RemoteFiles:
     """A model folder behind an fsspec URL: hf://owner/name@revision, s3://, gs://, https://."""
@@ -63,6 +77,7 @@ class RemoteFiles:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._fs, self._root = open_url(self._url)
+        self._sizes: dict[str, int | None] = {}
 
     @property
     def where(self) -> str:
@@ -79,6 +94,11 @@ class RemoteFiles:
         )
 
     def size(self, name: str) -> int | None:
+        if name not in self._sizes:
+            self._sizes[name] = self._ask_size(name)
+        return self._sizes[name]
+
+    def _ask_size(self, name: str) -> int | None:
         try:
             return int(self._fs.size(self._path(name)))
         except FileNotFoundError:
@@ -88,9 +108,24 @@ class RemoteFiles:
 
     def read(self, name: str, start: int, stop: int) -> bytearray:
         try:
-            return bytearray(self._fs.cat_file(self._path(name), start=start, end=stop))
+            if self._fs.async_impl:
+                return bytearray(self._fs.cat_file(self._path(name), start=start, end=stop))
+            # Its files read ahead by default: megabytes for a few bytes.
+            with self._fs.open(self._path(name), "rb", cache_type="none") as f:
+                f.seek(start)
+                return bytearray(f.read(stop - start))
         except unreachable() as error:
             raise self._unreachable(name, error) from None
+
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        waiting: deque[Future[R]] = deque()
+        with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= 2 * _REQUESTS_AT_A_TIME:  # what nobody took yet stays bounded
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"

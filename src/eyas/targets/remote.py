@@ -4,15 +4,23 @@ Preparing, training and exporting need the description and three tensors; only a
 """
 
 import os
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from eyas.errors import UserError
 from eyas.files import atomic_folder, fingerprint, write_json
+from eyas.targets.adapter import ADAPTER_CONFIG, refuse_adapter
 from eyas.targets.files import ELSEWHERE, open_url, unreachable
 
-# What describes a target and is not listed by a plain web server.
+# What describes a target: all files of these kinds, but for those that list its weights.
+DESCRIBING = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
+_WEIGHTS_INDEX = "*.index.json"
+TEMPLATES = "additional_chat_templates"
+# What is asked for where a plain web server lists nothing.
 _NAMES = (
     "config.json",
+    ADAPTER_CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -24,6 +32,11 @@ _NAMES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    f"{TEMPLATES}/default.jinja",
+    f"{TEMPLATES}/rag.jinja",
+    f"{TEMPLATES}/tool_use.jinja",
 )
 
 
@@ -43,16 +56,12 @@ def describe_url(url: str) -> Path:
     fs, root = open_url(url)
     folder = cache_folder() / f"at-{fingerprint(url)}"
     try:
-        listed = [str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(root, detail=False)]
-    except unreachable(NotImplementedError):
-        listed = []
-    code = [name for name in listed if name.endswith(".py")]
-    try:
         with atomic_folder(folder) as beside:
-            for name in (*_NAMES, *code):
-                path = f"{root.rstrip('/')}/{name}"
-                if name in listed or (not listed and fs.exists(path)):
-                    (beside / name).write_bytes(fs.cat_file(path))
+            for name in _describing(fs, root):
+                path = beside / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(fs.cat_file(f"{root.rstrip('/')}/{name}"))
+            refuse_adapter(beside, url)
             if not (beside / "config.json").is_file():
                 raise UserError(
                     f"{url} has no config.json", hint="set target.model to a model folder's address"
@@ -64,6 +73,28 @@ def describe_url(url: str) -> Path:
             hint="check the address, the network and your credentials",
         ) from None
     return folder
+
+
+def _describing(fs: Any, root: str) -> list[str]:
+    """Return the names of the files that describe the target at ``root``."""
+    root = root.rstrip("/")
+    listed = _listed(fs, root)
+    if not listed:
+        return [name for name in _NAMES if fs.exists(f"{root}/{name}")]
+    names = [
+        name
+        for name in listed
+        if any(fnmatch(name, kind) for kind in DESCRIBING) and not fnmatch(name, _WEIGHTS_INDEX)
+    ]
+    templates = _listed(fs, f"{root}/{TEMPLATES}") if TEMPLATES in listed else []
+    return names + [f"{TEMPLATES}/{name}" for name in templates if name.endswith(".jinja")]
+
+
+def _listed(fs: Any, path: str) -> list[str]:
+    try:
+        return sorted(str(p).rstrip("/").rpartition("/")[2] for p in fs.ls(path, detail=False))
+    except unreachable(NotImplementedError):
+        return []
 
 
 def describe_hub(model: str, revision: str | None) -> Path:

@@ -1,13 +1,13 @@
 """From the name a user gives to a model folder on this machine."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from eyas.errors import UserError
-from eyas.files import read_json
+from eyas.targets.adapter import ADAPTER_CONFIG, refuse_adapter
 from eyas.targets.demo import DEMO_PREFIX, demo_model_folder
 from eyas.targets.files import is_url, unreachable
-from eyas.targets.remote import describe_hub, describe_url, unfetched
+from eyas.targets.remote import DESCRIBING, describe_hub, describe_url, unfetched
 from eyas.targets.weights import Weights
 
 
@@ -44,6 +44,7 @@ def _local(model: str) -> Path | None:
         return demo_model_folder(model.removeprefix(DEMO_PREFIX))
     folder = Path(model).expanduser()
     if folder.is_dir():
+        refuse_adapter(folder, folder)
         if not (folder / "config.json").is_file():
             raise UserError(
                 f"{folder} has no config.json, so it is not a model folder",
@@ -75,54 +76,45 @@ def is_local(model: str) -> bool:
     """Whether ``locate`` gives a folder without the network."""
     if model.startswith(DEMO_PREFIX) or Path(model).expanduser().is_dir():
         return True
+    if is_url(model):
+        return False
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(model, "config.json"), str)
 
 
-def locate_config(model: str) -> dict[str, Any]:
-    """Return a model's config.json; of a hub model that is not here yet, only that file is fetched.
+def locate_config(model: str, revision: str | None = None) -> tuple[Path, bool]:
+    """Return a folder with a model's config.json, and whether the rest of its description is there too.
 
-    Raises: UserError.
+    Of a hub model that was not downloaded before, only config.json is fetched.
+    Raises: UserError as ``locate`` does.
     """
-    if model.startswith(DEMO_PREFIX) or Path(model).expanduser().is_dir() or model.count("/") != 1:
-        path = locate(model) / "config.json"
-    else:
-        from huggingface_hub import hf_hub_download
-
-        try:
-            path = Path(hf_hub_download(model, "config.json"))
-        except unreachable() as error:
-            raise unfetched(model, error) from None
+    if is_url(model):
+        return describe_url(model), True
+    if folder := _local(model) or _downloaded(model, revision):
+        return folder, True
     try:
-        config: dict[str, Any] = read_json(path)
-    except ValueError:
-        raise UserError(f"{path} is damaged", hint="download or copy the model again") from None
-    return config
+        return _fetch(model, "config.json", revision).parent, False
+    except unreachable() as error:
+        with suppress(*unreachable()):  # an adapter's repository may have no config.json
+            refuse_adapter(_fetch(model, ADAPTER_CONFIG, revision).parent, model)
+        raise unfetched(model, error) from None
+
+
+def _fetch(model: str, name: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, name, revision=revision))
 
 
 def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(
-                model,
-                revision=revision,
-                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"],
-            )
+        folder = Path(
+            snapshot_download(model, revision=revision, allow_patterns=[*DESCRIBING, "*.safetensors"])
         )
     except unreachable() as error:
         raise unfetched(model, error) from None
-
-
-def num_layers_of(model: str) -> int:
-    """Return how many decoder layers a model has, from its config.json alone.
-
-    Raises: UserError when it does not say.
-    """
-    config = read_json(locate(model) / "config.json")
-    text = config.get("text_config", config)
-    if "num_hidden_layers" not in text:
-        raise UserError(f"the config.json of {model} names no num_hidden_layers")
-    return int(text["num_hidden_layers"])
+    refuse_adapter(folder, model)
+    return folder

@@ -1,104 +1,157 @@
-"""Reads a TargetSpec and a tokenizer from a model folder; no weights are loaded."""
+"""What a target is, read from its folder; the one place that makes a TargetSpec. No weights are loaded."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from eyas.config.schema import TargetSettings
 from eyas.errors import UserError
 from eyas.layer_ids import check_aux_layer_ids, default_aux_layer_ids
-from eyas.targets.architectures import Family, family_of
-from eyas.targets.config import latent_attention, read_config
+from eyas.targets.architectures import FAMILIES, Family, family_of
+from eyas.targets.config import latent_attention, plain_config, read_config
+from eyas.targets.tokenizer import (
+    check_ids,
+    eos_token_ids,
+    fingerprint_template,
+    fingerprint_tokenizer,
+    read_tokenizer,
+)
 from eyas.targets.weights import Weights
+from eyas.targets.weights_fingerprint import fingerprint_as, fingerprint_weights
 from eyas.types import TargetSpec
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model")
-
-
-def read_tokenizer(folder: Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load a target's tokenizer.
-
-    Raises: UserError when it has none, or no chat template.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # tokenizers raises a bare Exception for a damaged tokenizer.json
-        raise UserError(
-            f"{folder} has no tokenizer that loads: {(str(error) or type(error).__name__).splitlines()[0]}",
-            hint="set target.trust_remote_code=true if you trust the code in the model folder"
-            if "trust_remote_code" in str(error)
-            else "a target folder needs tokenizer.json (or its tokenizer's own files)",
-        ) from None
-    if not tokenizer.chat_template:
-        raise UserError(
-            f"the tokenizer in {folder} has no chat template, so this is not a chat model",
-            hint="use the instruct variant, or add the server's template as chat_template.jinja",
-        )
-    return tokenizer
+# What only weights or tokenizer could tell, in a description that is made without them.
+UNKNOWN = "unknown"
+# The aux layers of a target, by its depth.
+LayerChoice = Callable[[int], tuple[int, ...]]
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def read_target(
-    folder: Path,
-    settings: TargetSettings,
-    default_ids: Callable[[int], tuple[int, ...]] = default_aux_layer_ids,
+    folder: Path, settings: TargetSettings, default_ids: LayerChoice = default_aux_layer_ids
 ) -> TargetSpec:
-    """Describe the target in ``folder``; ``default_ids`` gives the aux layers of a target by its depth.
+    """Describe the target in ``folder``; ``default_ids`` gives its aux layers where settings name none.
 
     Raises: UserError for an unsupported architecture, weights that are not all there, layer ids beyond
-    the depth, head counts that do not divide, or a tokenizer with more ids than the embedding has rows.
+    the depth, head counts that do not divide, an adapter, or a tokenizer of another model.
     """
     config = read_config(folder, settings.trust_remote_code)
-    architecture = (config.architectures or ["(none named)"])[0]
-    family = family_of(architecture)
-    text = config.get_text_config()
+    family = family_of(architecture_of(config))
     weights = Weights(folder)
     weights.check_complete()
     tokenizer = read_tokenizer(folder, settings.trust_remote_code)
-    if len(tokenizer) > text.vocab_size:
-        raise UserError(
-            f"the tokenizer in {folder} has {len(tokenizer)} ids "
-            f"but the embedding only {text.vocab_size} rows",
-            hint="the tokenizer is another model's, or tokens were added without resizing the embedding",
+    return _spec(folder, settings, default_ids, config, family, weights, tokenizer)
+
+
+def read_outline(
+    folder: Path, settings: TargetSettings, default_ids: LayerChoice = default_aux_layer_ids
+) -> TargetSpec:
+    """Describe a target from its config.json alone, for a plan or a comparison of shapes.
+
+    Fingerprints are ``UNKNOWN``. An architecture that eyas or transformers does not know has an outline too.
+    Raises: UserError when config.json cannot be read or lacks what every decoder has.
+    """
+    config = outline_config(folder, settings)
+    family = FAMILIES.get(architecture_of(config), Family(UNKNOWN))
+    return _spec(folder, settings, default_ids, config, family, None, None)
+
+
+def outline_config(folder: Path, settings: TargetSettings) -> Any:
+    """Return the configuration that ``read_outline`` reads. Raises: UserError when it cannot be read."""
+    try:
+        return read_config(folder, settings.trust_remote_code)
+    except UserError:
+        plain = plain_config(folder)
+        if not hasattr(plain.get_text_config(), "num_hidden_layers"):
+            raise
+        return plain
+
+
+def architecture_of(config: Any) -> str:
+    return str((config.architectures or ["(none named)"])[0])
+
+
+def as_recorded(spec: TargetSpec, recorded: str, folder: Path) -> TargetSpec:
+    """Return ``spec`` with the weights' fingerprint made as ``recorded`` was, so that the two compare.
+
+    eyas 0.1 recorded another one, and so does target.fingerprint=full.
+    """
+    if recorded.partition("-")[0] == spec.weights_fingerprint.partition("-")[0]:
+        return spec
+    return replace(spec, weights_fingerprint=fingerprint_as(Weights(folder), recorded))
+
+
+def _spec(
+    folder: Path,
+    settings: TargetSettings,
+    default_ids: LayerChoice,
+    config: Any,
+    family: Family,
+    weights: Weights | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> TargetSpec:
+    text = config.get_text_config()
+    try:
+        num_layers, heads = text.num_hidden_layers, text.num_attention_heads
+        hidden_size, vocab_size = text.hidden_size, text.vocab_size
+        if tokenizer is not None:
+            check_ids(folder, tokenizer, vocab_size)
+        aux, latent = settings.aux_layer_ids, latent_attention(text)
+        return TargetSpec(
+            model=settings.model,
+            revision=settings.revision,
+            architecture=architecture_of(config),
+            hidden_size=hidden_size,
+            vocab_size=vocab_size,
+            num_layers=num_layers,
+            aux_layer_ids=default_ids(num_layers) if aux is None else check_aux_layer_ids(aux, num_layers),
+            dtype=_dtype(folder, config, weights) if settings.dtype == "auto" else settings.dtype,
+            norm_kind=family.norm_kind,
+            norm_eps=getattr(text, family.norm_eps_key),
+            logit_softcap=getattr(text, family.softcap_key) if family.softcap_key else None,
+            logit_scale=_logit_scale(text, family),
+            tied_head=_is_tied(weights, config, text),
+            eos_token_ids=eos_token_ids(folder, tokenizer, text),
+            tokenizer_fingerprint=fingerprint_tokenizer(folder) if tokenizer else UNKNOWN,
+            template_fingerprint=fingerprint_template(tokenizer.chat_template) if tokenizer else UNKNOWN,
+            weights_fingerprint=fingerprint_weights(weights, settings.fingerprint) if weights else UNKNOWN,
+            num_attention_heads=heads,
+            # Attention over latents reads them through as many key heads as query heads.
+            num_key_value_heads=heads if latent else getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=_head_dim(text, heads, latent),
+            intermediate_size=_mlp_width(text),
+            max_position_embeddings=text.max_position_embeddings,
+            rope_parameters=dict(text.rope_parameters or {}),
+            latent_attention=latent,
         )
-    num_layers = text.num_hidden_layers
-    aux = settings.aux_layer_ids
-    latent = latent_attention(text)
-    heads = text.num_attention_heads
-    # Attention over latents reads them through as many key heads as query heads.
-    kv_heads = heads if latent else getattr(text, "num_key_value_heads", None) or heads
-    dtype = (
-        settings.dtype if settings.dtype != "auto" else str(text.dtype or "float32").removeprefix("torch.")
-    )
-    return TargetSpec(
-        model=settings.model,
-        revision=settings.revision,
-        architecture=architecture,
-        hidden_size=text.hidden_size,
-        vocab_size=text.vocab_size,
-        num_layers=num_layers,
-        aux_layer_ids=default_ids(num_layers) if aux is None else check_aux_layer_ids(aux, num_layers),
-        dtype=dtype,
-        norm_kind=family.norm_kind,
-        norm_eps=getattr(text, family.norm_eps_key),
-        logit_softcap=getattr(text, family.softcap_key) if family.softcap_key else None,
-        logit_scale=_logit_scale(text, family),
-        tied_head=_is_tied(weights, config, text),
-        eos_token_ids=_eos_token_ids(folder, tokenizer, text.eos_token_id),
-        tokenizer_fingerprint=_fingerprint_files(folder, _TOKENIZER_FILES),
-        template_fingerprint=hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16],
-        weights_fingerprint=_fingerprint_weights(weights),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=_head_dim(text, heads, latent),
-        intermediate_size=_mlp_width(text),
-        max_position_embeddings=text.max_position_embeddings,
-        rope_parameters=dict(text.rope_parameters or {}),
-        latent_attention=latent,
-    )
+    except AttributeError as error:
+        raise UserError(
+            f"{folder / 'config.json'} has no {error.name}", hint="copy or download the model again"
+        ) from None
+
+
+def _dtype(folder: Path, config: Any, weights: Weights | None) -> str:
+    """Return the target's type: a wrapper's, its text model's, or where both are silent the embedding's.
+
+    The order is vLLM's. Raises: UserError for a type that states are not stored in.
+    """
+    for part in (config, config.get_text_config()):
+        if getattr(part, "dtype", None) is not None:
+            named = str(part.dtype).removeprefix("torch.")
+            break
+    else:
+        if weights is None:
+            return "bfloat16"
+        named = _DTYPES.get(weights.entry(f"{weights.prefix}embed_tokens.weight").dtype, "float32")
+    if named not in _DTYPES.values():
+        raise UserError(
+            f"{folder / 'config.json'} names the type {named}, in which states are not computed",
+            hint="set target.dtype=bfloat16, float16 or float32, as the engine will compute",
+        )
+    return named
 
 
 def _logit_scale(text: Any, family: Family) -> float:
@@ -108,12 +161,14 @@ def _logit_scale(text: Any, family: Family) -> float:
     return float(getattr(text, family.logit_scale_key)) if family.logit_scale_key else 1.0
 
 
-def _is_tied(weights: Weights, config: Any, text: Any) -> bool:
-    """Return whether the head is the embedding: what is there counts before what the configuration says.
+def _is_tied(weights: Weights | None, config: Any, text: Any) -> bool:
+    """Return whether the head is the embedding: existing weights count before what the configuration says.
 
-    Raises: UserError when the configuration says that there is a head of its own and none is there.
+    Raises: UserError when the configuration says that there is a separate head and none exists.
     """
     says_tied = bool(text.tie_word_embeddings)
+    if weights is None:
+        return says_tied
     if weights.head is None and not (says_tied or config.tie_word_embeddings):
         raise UserError(
             f"{weights.files.where} holds no lm_head, and its config.json does not tie it",
@@ -140,39 +195,3 @@ def _head_dim(text: Any, heads: int, latent: Mapping[str, Any] | None) -> int:
             hint="check num_attention_heads in the target's config.json",
         )
     return int(text.hidden_size // heads)
-
-
-def _eos_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase, configured: Any) -> tuple[int, ...]:
-    """Collect the ids that end an answer, as servers do: generation config, configuration, tokenizer."""
-    generation = folder / "generation_config.json"
-    values = [configured, tokenizer.eos_token_id]
-    if generation.is_file():
-        values.append(json.loads(generation.read_text()).get("eos_token_id"))
-    ids: set[int] = set()
-    for value in values:
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    if not ids:
-        raise UserError(f"{folder} names no end-of-turn token", hint="add eos_token_id to its config.json")
-    return tuple(sorted(ids))
-
-
-def _fingerprint_files(folder: Path, names: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    for name in names:
-        if (folder / name).is_file():
-            digest.update(name.encode() + (folder / name).read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _fingerprint_weights(weights: Weights) -> str:
-    """Identify the weights by the size, the first and the last 64 KiB of each file.
-
-    The first bytes of a safetensors file list its tensors; fine-tunes of one model differ in the last.
-    """
-    digest = hashlib.sha256()
-    files = weights.files
-    for name in weights.file_names:
-        size = files.size(name) or 0
-        digest.update(f"{name}\0{size}\0".encode() + files.read(name, 0, min(size, 1 << 16)))
-        digest.update(files.read(name, max(0, size - (1 << 16)), size))
-    return digest.hexdigest()[:16]

@@ -6,7 +6,7 @@ shape and place, then the tensors.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,7 @@ PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
 _AGAIN = "download the model again"
 _MAX_HEADER_BYTES = 1 << 28
+_FIRST_READ = 1 << 18
 
 
 class Weights:
@@ -95,8 +96,8 @@ class Weights:
 
     def check_complete(self) -> None:
         """Raise UserError naming the first file that is missing or shorter than its header says."""
-        for file in self.file_names:
-            if self.files.size(file) is None:
+        for file, size in zip(self.file_names, self.files.map(self.files.size, self.file_names), strict=True):
+            if size is None:
                 held = sum(f == file for f in self.file_of.values())
                 raise UserError(
                     f"{self.files.where} lacks {file}, which holds {held} of the target's tensors",
@@ -105,6 +106,26 @@ class Weights:
         if isinstance(self.files, LocalFiles):  # elsewhere it would be a request a file
             for file in self.file_names:
                 self.header(file)
+
+    def entries(self) -> dict[str, Entry]:
+        """Return the place of every tensor. Raises: UserError as ``entry`` does."""
+        list(self.files.map(self.header, self.file_names))
+        return {name: self.entry(name) for name in self.file_of}
+
+    def read_pieces(self, pieces: Iterable[tuple[str, int, int]]) -> Iterator[bytearray]:
+        """Yield bytes ``start`` to ``stop`` of a tensor for each (name, start, stop), in order.
+
+        Raises: UserError when a file ends too early.
+        """
+        return self.files.map(self._read_piece, pieces)
+
+    def _read_piece(self, piece: tuple[str, int, int]) -> bytearray:
+        name, start, stop = piece
+        begin, file = self.entry(name).start, self.file_of[name]
+        data = self.files.read(file, begin + start, begin + stop)
+        if len(data) != stop - start:
+            raise self._damaged(file, "it ends too early")
+        return data
 
     def entry(self, name: str) -> Entry:
         """Return a tensor's place. Raises: UserError when the tensor or its file is missing or damaged."""
@@ -147,11 +168,13 @@ class Weights:
         if size is None:
             holds = f", which holds {wanted}" if wanted else ""
             raise UserError(f"{self.files.where} lacks {file}{holds}", hint=_AGAIN)
-        length = int.from_bytes(self.files.read(file, 0, 8), "little")
+        begin = self.files.read(file, 0, min(size, _FIRST_READ))  # most headers in one request
+        length = int.from_bytes(begin[:8], "little")
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
             raise self._damaged(file, "its header is not that of a safetensors file")
         try:
-            entries, _ = parse_header(self.files.read(file, 8, 8 + length))
+            rest = self.files.read(file, len(begin), 8 + length) if 8 + length > len(begin) else b""
+            entries, _ = parse_header(begin[8 : 8 + length] + rest)
         except ValueError:
             raise self._damaged(file, "its header cannot be read") from None
         end = max((e.stop for e in entries.values()), default=8 + length)

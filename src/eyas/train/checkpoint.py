@@ -1,6 +1,5 @@
 """Checkpoints: a folder that is complete or absent, and that training goes on from bit by bit."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from eyas.files import (
     atomic_folder,
     read_json,
     refusing_damaged,
+    remove_folder,
     seal,
     sha256_of_file,
     unseal,
@@ -225,11 +225,11 @@ def prune(root: Path) -> None:
     keep = {latest_checkpoint(root), best_checkpoint(root)}
     for folder in root.glob("step-*"):
         if folder not in keep:
-            shutil.rmtree(folder)
+            remove_folder(folder)
 
 
 def remove_all(root: Path) -> None:
     """Remove every checkpoint, the oldest last, and the mark of the best."""
     for folder in sorted(root.glob("step-*"), reverse=True):
-        shutil.rmtree(folder)
+        remove_folder(folder)
     (root / "best.json").unlink(missing_ok=True)

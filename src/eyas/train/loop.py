@@ -335,9 +335,11 @@ class Trainer:
         self.num_skipped = checkpoint.metrics["num_skipped"]
         self.history = list(checkpoint.metrics["history"])
         self.best, self.best_step = checkpoint.metrics["best"], checkpoint.metrics["best_step"]
-        if self.best_step == checkpoint.step and self.ranks.is_first:
-            # The interruption may have come between saving this checkpoint and marking it.
-            mark_best(self.root, checkpoint.step)
+        if self.ranks.is_first:
+            # The interruption may have come between saving this checkpoint, marking it and removing others.
+            if self.best_step == checkpoint.step:
+                mark_best(self.root, checkpoint.step)
+            prune(self.root)
         self._write_metrics()
         return checkpoint.step
 

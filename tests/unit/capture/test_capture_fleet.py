@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from capture_cases import make_capture_run
 
-from eyas.capture.fleet import ExtractWorker, Unit, check_fleet, common_facts, for_actors
+from capture_cases import make_capture_run
+from eyas.capture.fleet import ExtractWorker, Unit, common_facts, for_actors
 from eyas.capture.split_work import SplitWork
 from eyas.config.load import load_config
 from eyas.data.prepared import read_manifest
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.engines.probe import ProbeError
-from eyas.errors import UserError
 from eyas.types import TargetSpec
 
 SETTINGS = ("run_dir=run", "target.model=m", "data.sources=[a]")
@@ -84,13 +83,6 @@ def test_what_machines_must_have_in_common_is_the_target_the_stores_and_the_vers
     SplitWork(run, "train", read_manifest(run.samples_folder))
     assert common_facts(run)[f"what {run.states_folder} holds"].endswith(", nothing")
     assert common_facts(run) != before
-
-
-def test_an_engine_of_another_number_of_gpus_than_a_replica_has_is_refused() -> None:
-    settings = (*SETTINGS, FLEET, "extract.engine=vllm")
-    check_fleet(load_config(None, (*settings, "vllm.tensor_parallel_size=4")).config)
-    with pytest.raises(UserError, match="gpus_per_replica=4, but one engine uses"):
-        check_fleet(load_config(None, settings).config)
 
 
 def test_an_actor_reads_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from capture_cases import make_capture_run, samples_of
 
+from capture_cases import make_capture_run, samples_of
 from eyas.capture.stream_fleet import EngineFleet, StreamWorker, _received
 from eyas.capture.windows import Unit
 from eyas.errors import UserError

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm_cases import make_model, mixed_samples, spec_of_model
 
 from eyas.capture import checked_writer as writer_module
 from eyas.capture.capture_checks import check_states
 from eyas.capture.checked_writer import CheckedShardWriter, capture_into
 from eyas.capture.statistics import LayerSums, table_of
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.engines.probe import outside_envelope
 from eyas.errors import ContractError, EyasError
 from eyas.row_stats import measure_rows
@@ -22,6 +21,7 @@ from eyas.store.journal import read_journal
 from eyas.store.manifest import StoreManifest
 from eyas.store.shards import ShardStore, ShardWriter
 from eyas.types import Failure, HiddenStates, TargetSpec
+from vllm_cases import make_model, mixed_samples, spec_of_model
 
 SAMPLES = mixed_samples([4, 9, 2, 7, 5, 3])
 SHARDS = {0: SAMPLES[:2], 1: SAMPLES[2:5], 2: SAMPLES[5:]}

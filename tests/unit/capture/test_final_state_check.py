@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tiny import make_spec
 
 from eyas.capture.final_state_check import FinalStateCheck, count_misses
 from eyas.capture.states_batch import StatesBatch
 from eyas.errors import ContractError
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TokenizedSample
+from tiny import make_spec
 
 WIDTH = 64
 SPEC = make_spec(hidden_size=WIDTH, vocab_size=WIDTH, aux_layer_ids=(2, 4), num_layers=8)

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from capture_cases import make_capture_run, samples_of
 
+from capture_cases import make_capture_run, samples_of
 from eyas.capture.in_process import capture_in_process
 from eyas.capture.split_work import SplitWork
 from eyas.data.prepared import read_manifest
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import EyasError, UserError
 from eyas.store.shards import ShardStore
 from eyas.types import TargetSpec

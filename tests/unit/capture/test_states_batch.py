@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tiny import make_spec, random_samples
 
 from eyas.capture.states_batch import StatesBatch, all_within, bounds_of, place_of
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError
 from eyas.row_stats import HIGH, LOW, NORM, TOTAL, measure_rows
 from eyas.types import HiddenStates
+from tiny import make_spec, random_samples
 
 SPEC = make_spec()
 SAMPLES = random_samples(4, SPEC.vocab_size)

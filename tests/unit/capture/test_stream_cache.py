@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_spec, random_samples
 
 from eyas.capture import stream_cache
 from eyas.capture.stream_cache import StreamCache
 from eyas.capture.windows import Unit
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError, UserError
 from eyas.store.storage import folder_of
 from eyas.train.ranks import Ranks
 from eyas.types import TargetSpec, TokenizedSample
+from tiny import make_spec, random_samples
 
 SPEC = make_spec()
 SAMPLES = random_samples(5, SPEC.vocab_size)

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capture_cases import make_capture_run, samples_of
 
+from capture_cases import make_capture_run, samples_of
 from eyas.capture.stream_engine import StreamEngine
 from eyas.capture.windows import Unit
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.engines.probe import ProbeError
 from eyas.errors import EyasError
 from eyas.types import TargetSpec

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tiny import write_jsonl
 
 from eyas.data.benchmarks import benchmark_fingerprint, read_benchmark
 from eyas.errors import UserError
+from tiny import write_jsonl
 
 SHARED = [Path(__file__).parents[n] / "shared" / "data" / "eval-prompts.jsonl" for n in (3, 4)]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_support import Prepare
 
+from data_support import Prepare
 from eyas.data.chat import ChatRenderer
 from eyas.data.row_formats import parse_row
 from eyas.data.sources import Row

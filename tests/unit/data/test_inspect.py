@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 import pytest
-from data_support import FakeContext, Prepare, make_tokenizer
 
+from data_support import FakeContext, Prepare, make_tokenizer
 from eyas.config.load import load_config
 from eyas.data.coverage import summarize
 from eyas.errors import UserError

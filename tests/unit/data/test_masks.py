@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_support import CHATML, make_tokenizer, spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_support import CHATML, make_tokenizer, spans
 from eyas.data.chat import ChatRenderer
 from eyas.data.records import RenderedText, TokenRow
 from eyas.data.render_error import RenderError

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_support import FakeContext, Prepare, make_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_support import FakeContext, Prepare, make_tokenizer
 from eyas.config.load import load_config
 from eyas.data.dedup_and_split import below_share
 from eyas.data.prepared import read_conversations, read_samples

@@ -1,15 +1,15 @@
 """Regeneration through a server: its own history, nothing twice, nothing lost, every trouble named."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from data_support import FakeContext, Outcome, make_tokenizer, outcome_of, spans
-from fake_server import FakeServer
 from transformers.utils import chat_template_utils
 
+from data_support import FakeContext, Outcome, make_tokenizer, outcome_of, spans
 from eyas.config.load import load_config
 from eyas.data.answer_journal import AnswerJournal
 from eyas.data.prepared import read_conversations
@@ -19,6 +19,7 @@ from eyas.files import seal
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
 from eyas.types import Completion
+from fake_server import FakeServer
 
 TOKENIZER = make_tokenizer()
 EOS = TOKENIZER.eos_token_id
@@ -220,9 +221,10 @@ def test_a_field_that_eyas_sets_itself_is_refused(run: Regenerate) -> None:
 
 
 def test_an_answer_to_another_prompt_is_not_used_and_is_counted(
-    run: Regenerate, server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Regenerate, server: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An interrupted run that continues after midnight, with a template that shows the date."""
+    caplog.set_level(logging.INFO, logger="eyas")
     dated = "{{ '<|im_start|>system\\n' + strftime_now('%d') + '<|im_end|>\\n' }}" + TOKENIZER.chat_template
     monkeypatch.setattr(TOKENIZER, "chat_template", dated)
     day = ["01"]
@@ -243,7 +245,7 @@ def test_an_answer_to_another_prompt_is_not_used_and_is_counted(
         )
     num_redone = out.manifest["num_answers_to_other_prompts"]
     assert 0 < num_redone < len(rows) + 1
-    assert f"{num_redone} earlier answers were given to other prompts" in capsys.readouterr().err
+    assert f"{num_redone} earlier answers were given to other prompts" in caplog.text
 
 
 class _Clock:

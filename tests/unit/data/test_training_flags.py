@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from data_support import Prepare, make_tokenizer
 
+from data_support import Prepare, make_tokenizer
 from eyas.data.row_formats import parse_row
 from eyas.data.sources import Drop, Row
 from eyas.types import Conversation

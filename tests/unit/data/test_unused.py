@@ -1,14 +1,15 @@
 """Nothing that a user wrote is ignored in silence: what was not used is named, with counts."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from data_support import Prepare, make_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_support import Prepare, make_tokenizer
 from eyas.data.coverage import summarize
 from eyas.data.row_formats import Parsed
 from eyas.data.sources import Drop
@@ -20,8 +21,9 @@ GOOD = {"id": "good", "prompt": "question", "response": "answer"}
 
 
 def test_columns_and_message_keys_that_were_not_used_are_named_with_counts(
-    run_prepare: Prepare, capsys: pytest.CaptureFixture[str]
+    run_prepare: Prepare, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="eyas")
     messages = [
         {"role": "user", "content": "q", "time": 1},
         {"role": "assistant", "content": [{"type": "text", "text": "r", "cache_control": {}}], "time": 2},
@@ -29,7 +31,7 @@ def test_columns_and_message_keys_that_were_not_used_are_named_with_counts(
     out = run_prepare(TOKENIZER, [{**GOOD, "score": 3}, {"messages": messages, "score": 4, "response": "x"}])
     assert out.manifest["unused_columns"] == {"score": 2, "response": 1}
     assert out.manifest["unused_message_keys"] == {"time": 2, "content.cache_control": 1}
-    shown = capsys.readouterr().err
+    shown = caplog.text
     assert "columns not used: score (2), response (1)" in shown
     assert "message keys not used: time (2), content.cache_control (1)" in shown
     rows = dict(summarize(out.folder).rows())
@@ -38,15 +40,17 @@ def test_columns_and_message_keys_that_were_not_used_are_named_with_counts(
 
 
 def test_the_summary_says_so_when_every_column_was_used(
-    run_prepare: Prepare, capsys: pytest.CaptureFixture[str]
+    run_prepare: Prepare, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="eyas")
     run_prepare(TOKENIZER, [GOOD])
-    assert "columns not used: none" in capsys.readouterr().err
+    assert "columns not used: none" in caplog.text
 
 
 def test_entries_of_a_folder_that_are_no_data_are_named(
-    run_prepare: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_prepare: Prepare, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="eyas")
     folder = tmp_path / "data"
     (folder / ".ipynb_checkpoints").mkdir(parents=True)
     for name in ("a.jsonl", ".ipynb_checkpoints/a-checkpoint.jsonl", "README.md", ".hidden.jsonl"):
@@ -55,15 +59,16 @@ def test_entries_of_a_folder_that_are_no_data_are_named(
     assert out.manifest["num_read"] == 1
     names = [f"{folder}/{name}" for name in (".hidden.jsonl", ".ipynb_checkpoints/", "README.md")]
     assert out.manifest["unused_files"] == names
-    assert f"no data, not read: {', '.join(names)}" in capsys.readouterr().err
+    assert f"no data, not read: {', '.join(names)}" in caplog.text
 
 
 def test_a_refused_data_set_names_its_columns_too(
-    run_prepare: Prepare, capsys: pytest.CaptureFixture[str]
+    run_prepare: Prepare, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="eyas")
     with pytest.raises(UserError, match="missing_messages: 1"):
         run_prepare(TOKENIZER, [{"dialogue": ["a", "b"]}])
-    assert "columns not used: dialogue (1)" in capsys.readouterr().err
+    assert "columns not used: dialogue (1)" in caplog.text
 
 
 def test_a_refusal_for_a_flag_says_how_to_leave_the_key_out(run_prepare: Prepare) -> None:

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tiny import make_spec
 
 from eyas.config.load import load_config
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.layer_ids import from_output_of
+from tiny import make_spec
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 # From the released config.json's text_config.

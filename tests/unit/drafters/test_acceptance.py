@@ -34,6 +34,10 @@ def test_a_token_limit_ends_the_answer(limit: int, rounds: int, accepted: int) -
     assert (result.num_rounds, sum(result.accepted_at)) == (rounds, accepted)
 
 
+def test_a_limit_beyond_the_answers_end_changes_nothing() -> None:
+    assert replay([0, 1, 0], [3, 2, 1], 3, max_new_tokens=9) == replay([0, 1, 0], [3, 2, 1], 3)
+
+
 def test_every_token_of_an_answer_comes_from_one_place() -> None:
     # The first from prefill, and from each round those accepted plus one of the target's.
     generator = torch.Generator().manual_seed(0)
@@ -64,3 +68,20 @@ def test_acceptance_adds_up_before_it_divides() -> None:
 
 def test_no_rounds_have_no_acceptance_length() -> None:
     assert math.isnan(Acceptance.empty(3).length)
+
+
+def test_both_of_two_sums_count() -> None:
+    assert Acceptance(10, (8, 2)) + Acceptance(2, (1, 1)) == Acceptance(12, (9, 3))
+    assert Acceptance() == Acceptance(0, ())
+
+
+def test_rates_without_a_round_are_zero() -> None:
+    assert Acceptance.empty(2).rates == [0, 0]
+    assert Acceptance(1, (1, 0)).rates == [1, 0]
+
+
+def test_a_token_limit_holds_for_every_answer_of_a_batch() -> None:
+    rows, three = torch.tensor([3, 4, 5, 9, 10]), torch.full((5,), 3)
+    assert [a.num_rounds for a in replay_answers(rows, three, three, 3, max_new_tokens=2)] == [1, 1]
+    assert [sum(a.accepted_at) for a in replay_answers(rows, three, three, 3, max_new_tokens=2)] == [1, 1]
+    assert [sum(a.accepted_at) for a in replay_answers(rows, three, three, 3)] == [3, 2]

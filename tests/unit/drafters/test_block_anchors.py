@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from block_reference import depth_of
-from tiny import random_samples
 
+from block_reference import depth_of
 from eyas.drafters.common.block_anchors import BlockPlan, num_blocks, plan_blocks, run_lengths
+from tiny import random_samples
 
 
 def plan_of(

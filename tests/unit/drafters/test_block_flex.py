@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from block_cases import BlockCase, make_block_case
 
+from block_cases import BlockCase, make_block_case
 from eyas.drafters.common.block_attention import BlockPlaces
 from eyas.drafters.common.block_flex import TILE, FlexBlockAttention, tile_mask
 

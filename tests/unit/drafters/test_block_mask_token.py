@@ -1,9 +1,9 @@
 import pytest
-from tiny import make_tokenizer
 
 from eyas.drafters.common.block_config import default_block_layer_ids
 from eyas.drafters.common.block_mask_token import choose_mask_token
 from eyas.errors import UserError
+from tiny import make_tokenizer
 
 
 class Words:

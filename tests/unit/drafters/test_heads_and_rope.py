@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_spec
 
 from eyas.drafters.common.heads_and_rope import draft_rope
 from eyas.drafters.common.layers import Rotary
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import UserError
+from tiny import make_spec
 
 THETA = {"rope_theta": 50000.0}
 YARN = {

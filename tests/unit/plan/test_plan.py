@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import make_spec
 
 from eyas.config.load import load_config
 from eyas.config.schema import TargetSettings
@@ -19,6 +18,7 @@ from eyas.plan.target_size import count_parameters, read_target_size
 from eyas.progress_displays import size
 from eyas.stages.plan import plan
 from eyas.stages.run_context import RunContext
+from tiny import make_spec
 
 # The text model of Kimi-K2.5, as its public config.json describes it.
 KIMI: dict[str, Any] = {

@@ -2,10 +2,10 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import make_tokenizer
 
 from eyas.evaluate.decode import Decoded
 from eyas.report.examples import pieces
+from tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
 

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 from jinja2 import UndefinedError
-from tiny import make_spec
 
 from eyas import registry
 from eyas.config.load import load_config
@@ -18,6 +17,7 @@ from eyas.report.card import write_card
 from eyas.report.finished_run import FinishedRun
 from eyas.report.page import print_summary, write_report
 from eyas.report.pages import render
+from tiny import make_spec
 
 EVIL = "<script>alert('x')</script>\"&"
 ESCAPED = "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;"

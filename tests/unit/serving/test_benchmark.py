@@ -10,7 +10,8 @@ from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt
 from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.evaluate.decode import Decoded
-from eyas.serving.agreement import HeldOut, Here, Writer, agreement, differences_of, others_wrote
+from eyas.evaluate.in_process import Here
+from eyas.serving.agreement import HeldOut, Writer, agreement, differences_of, others_wrote
 from eyas.serving.recommend import ServingPoint, diagnose, recommend, same_length, with_speed_up
 from eyas.serving.results import Group, ServingResults
 

@@ -1,12 +1,11 @@
-import socket
 from pathlib import Path
 
 import pytest
-from pipeline import eyas, write_run
 
 from eyas.config.load import load_config
-from eyas.stages import doctor
-from eyas.stages.doctor import Finding, examine, print_findings
+from eyas.findings import Finding
+from eyas.stages.doctor import examine, print_findings
+from pipeline import eyas, write_run
 
 
 def states(findings: list[Finding]) -> dict[str, str]:
@@ -39,25 +38,6 @@ def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, tiny_targe
     (tmp_path / "file").write_text("")
     loaded = load_config(write_run(tmp_path, tiny_target), (f"run_dir={tmp_path / 'file' / 'run'}",))
     assert states(examine(loaded))["run folder"] == "problem"
-
-
-def test_a_missing_engine_matters_to_those_who_want_it(
-    tmp_path: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    loaded = load_config(write_run(tmp_path, tiny_target))
-    assert states(list(doctor._vllm(loaded.config)))["vllm"] == "ok"
-    wanting = load_config(write_run(tmp_path, tiny_target), ("extract.engine=vllm",))
-    (found,) = doctor._vllm(wanting.config)
-    assert (found.state, found.remedy) == ("problem", doctor.INSTALL_VLLM)
-
-
-def test_an_endpoint_that_listens_is_ok(tmp_path: Path, tiny_target: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        settings = (f"regenerate.endpoint=http://127.0.0.1:{port}/v1",)
-        loaded = load_config(write_run(tmp_path, tiny_target), settings)
-        assert states(list(doctor._ports(loaded.config)))["endpoint"] == "ok"
 
 
 def test_lines_say_the_state_first_and_the_count_last(capsys: pytest.CaptureFixture[str]) -> None:

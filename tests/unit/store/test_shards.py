@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_spec, random_samples
 
-from eyas.engines.fake import FakeEngine
+from eyas.engines.fake.engine import FakeEngine
 from eyas.errors import ContractError, UserError
 from eyas.safetensors_io import checksum_of_file
 from eyas.store import shards
@@ -14,6 +13,7 @@ from eyas.store.journal import read_journal
 from eyas.store.manifest import StoreManifest, plan_shards
 from eyas.store.shards import ShardStore, ShardWriter
 from eyas.types import Failure, HiddenStates, TargetSpec
+from tiny import make_spec, random_samples
 
 SPEC = make_spec()
 

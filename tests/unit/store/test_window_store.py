@@ -11,8 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_cases import LENGTHS, spec_of, trainer_of, weights
-from train_cases import Case, make_case
 
 from eyas.errors import ContractError
 from eyas.row_stats import measure_rows
@@ -20,6 +18,8 @@ from eyas.store import window_store as streamed
 from eyas.store.window_store import StreamedStates, owned, plan_windows
 from eyas.train.loop import Trainer
 from eyas.types import HiddenStates, TokenizedSample
+from rank_cases import LENGTHS, spec_of, trainer_of, weights
+from train_cases import Case, make_case
 
 WINDOW_BYTES = 40_000  # about three batches of the case
 

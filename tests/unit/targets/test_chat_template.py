@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eyas.targets.tokenizer import fingerprint_template, read_tokenizer
-from tiny import CHAT_TEMPLATE, make_tokenizer
 
 from eyas.errors import UserError
 from eyas.targets import remote
 from eyas.targets.remote import describe_url
+from eyas.targets.tokenizer import fingerprint_template, read_tokenizer
+from tiny import CHAT_TEMPLATE, make_tokenizer
 
 PROCESSORS = CHAT_TEMPLATE + "{# of the processor #}"
 WITH_TOOLS = CHAT_TEMPLATE + "{{ tools | tojson }}"

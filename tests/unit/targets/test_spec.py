@@ -1,15 +1,15 @@
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from families import shard_weights
-from pipeline import change_json
 from safetensors.torch import load_file, save_file
-from tiny import make_target, spec_of
+from transformers import AutoTokenizer
 
 from eyas.config.schema import TargetSettings
+from eyas.engines.transformers.engine import TransformersEngine
 from eyas.errors import ContractError, UserError
 from eyas.targets import config
 from eyas.targets.architectures import family_of
@@ -17,6 +17,9 @@ from eyas.targets.resolve_model import locate, locate_config, locate_description
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.targets.weights import Weights
+from families import make_family, shard_weights
+from pipeline import change_json
+from tiny import make_target, spec_of
 
 
 @pytest.fixture
@@ -176,3 +179,75 @@ def test_a_machine_without_a_network_is_the_users_error(monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="neither a local folder nor a hub model") as caught:
         locate_description("nobody/no-such-model")
     assert "the network" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("where", ["config", "generation config", "tokenizer"])
+def test_an_end_that_only_one_file_names_is_an_end(target: Path, where: str) -> None:
+    """Each file names an id that no other does, so that none can be left out."""
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(target)
+    change_json(target / "config.json", eos_token_id=5)
+    change_json(target / "generation_config.json", eos_token_id=[9])
+    ends = {
+        "config": 5,
+        "generation config": 9,
+        "tokenizer": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    }
+    assert len(set(ends.values())) == 3
+    assert spec_of(target).eos_token_ids == tuple(sorted(ends.values()))
+    assert ends[where] in spec_of(target).eos_token_ids
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", ["</s>", [1, "2"], True])
+def test_an_end_that_is_no_token_id_is_refused(target: Path, name: str, value: Any) -> None:
+    path = target / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": value}))
+    with pytest.raises(UserError, match=r"eos_token_id|cannot read"):
+        spec_of(target)
+
+
+def test_a_damaged_generation_config_is_named(target: Path) -> None:
+    (target / "generation_config.json").write_text('{"eos_token_id": ')
+    with pytest.raises(UserError, match=r"cannot read .*generation_config\.json"):
+        spec_of(target)
+
+
+def test_the_final_norm_is_computed_in_float32_whatever_the_states_are() -> None:
+    """In bfloat16 the mean of squares of a wide row is off by a percent; targets compute it in float32."""
+    torch.manual_seed(1)
+    states = (torch.randn(8, 4096) * 8).bfloat16()
+    for kind in ("rms", "rms_one_plus"):
+        weight = torch.randn(4096).bfloat16()
+        teacher = TeacherHead(weight, weight[None], weight[None], kind, 1e-6, None, 1.0)  # type: ignore[arg-type]
+        wide = states.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        if kind == "rms":  # as Llama: rounded to the states' type, then multiplied
+            expected = weight * normed.bfloat16()
+        else:  # as Gemma: 1 + w and the product in float32, rounded once
+            expected = (normed * (1.0 + weight.float())).bfloat16()
+        assert torch.equal(teacher.normed(states), expected)
+        assert teacher.normed(states).dtype == torch.bfloat16
+
+
+def test_one_plus_a_small_weight_is_not_rounded_before_the_product() -> None:
+    """In bfloat16 1 + 0.002 is 1: the weight would be lost."""
+    weight = torch.full((64,), 0.002).bfloat16()
+    teacher = TeacherHead(weight, weight[None], weight[None], "rms_one_plus", 1e-6, None, 1.0)
+    states = torch.linspace(0.5, 2, 64).repeat(4, 1).bfloat16()
+    lost = TeacherHead(torch.zeros_like(weight), weight[None], weight[None], "rms_one_plus", 1e-6, None, 1.0)
+    assert not torch.equal(teacher.normed(states), lost.normed(states))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next", "phi"])
+def test_the_teachers_norm_in_bfloat16_is_the_models_own_bit_for_bit(tmp_path: Path, name: str) -> None:
+    folder = make_family(tmp_path / name, name, 4)
+    spec = read_target(folder, TargetSettings(model=str(folder), dtype="bfloat16"))
+    engine = TransformersEngine(folder, spec)
+    teacher = read_teacher(folder, spec).to("cpu", torch.bfloat16)
+    decoder = engine.model.get_decoder()
+    norm = getattr(decoder, family_of(spec.architecture).final_norm)
+    states = (torch.randn(16, spec.hidden_size) * 5).bfloat16()
+    with torch.inference_mode():
+        assert torch.equal(teacher.normed(states), norm(states))

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import shard_weights
 from safetensors.torch import load_file, save_file
-from tiny import make_target, spec_of
 
 from eyas.config.schema import TargetSettings
 from eyas.errors import ContractError, UserError
@@ -23,6 +21,8 @@ from eyas.targets.resolve_model import locate, locate_description
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import read_last_layer, read_teacher
 from eyas.targets.weights import Weights
+from families import shard_weights
+from tiny import make_target, spec_of
 
 ROWS, COLUMNS = 300, 64
 

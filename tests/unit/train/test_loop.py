@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rank_cases import trainer_of, weights
 from safetensors.torch import load_file
-from train_cases import make_case
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.eagle3.objective import FusedObjective
@@ -16,6 +14,8 @@ from eyas.errors import ContractError
 from eyas.train.checkpoint import latest_checkpoint, read_checkpoint
 from eyas.train.precision import compute_dtype
 from eyas.types import HiddenStates
+from rank_cases import trainer_of, weights
+from train_cases import make_case
 
 LENGTHS = (20, 31, 17, 24, 29, 16, 22, 27)
 

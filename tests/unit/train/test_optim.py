@@ -2,13 +2,13 @@ import math
 
 import pytest
 import torch
-from tiny import make_spec
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import HEADS, TABLES, Eagle3Draft
 from eyas.errors import UserError
 from eyas.train.optim import learning_rate, make_optimizers
+from tiny import make_spec
 
 SETTINGS = TrainSettings(learning_rate=1.0, warmup_share=0.1)
 
@@ -77,3 +77,10 @@ def test_draft_heads_that_do_not_divide_are_refused(heads: int | None, kv_heads:
     with pytest.raises(UserError, match=r"draft\.num_") as caught:
         draft_config_for(make_spec(), 20, None, heads, kv_heads)
     assert caught.value.hint
+
+
+def test_without_a_warm_up_the_first_step_has_the_whole_rate() -> None:
+    settings = TrainSettings(learning_rate=1.0, warmup_share=0.0)
+    assert learning_rate(0, 100, settings) == 1.0
+    assert learning_rate(1, 100, settings) == 1.0
+    assert learning_rate(2, 100, settings) < 1.0

@@ -50,9 +50,15 @@ def teacher_targets(
         if last.is_cuda:
             from eyas.kernels.teacher_kernel import restrict
 
-            outputs = (probabilities, mass, negative_entropy, argmax)
-            asked = None if coverage is None else coverage[here]
-            restrict(logits, target_ids, *(out[here] for out in outputs), coverage=asked)
+            restrict(
+                logits,
+                target_ids,
+                probabilities[here],
+                mass[here],
+                negative_entropy[here],
+                argmax[here],
+                None if coverage is None else coverage[here],
+            )
             continue
         argmax[here] = logits.argmax(-1)
         kept = logits if is_full else logits[:, target_ids]

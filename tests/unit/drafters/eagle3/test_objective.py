@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from train_cases import make_case
 
 from eyas.drafters.common.batch import pack_batch
 from eyas.drafters.eagle3.objective import pack_sums, ratios_of
 from eyas.drafters.eagle3.ttt_rows import rows_of
 from eyas.drafters.eagle3.unroll import UnrollResult, run_unroll
+from train_cases import make_case
 
 
 def result(loss: float, steps: list[float], accepted: list[int], depth: list[int]) -> UnrollResult:

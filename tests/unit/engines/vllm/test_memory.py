@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from vllm_cases import make_model, spec_of_model
 
 from eyas.config.schema import VllmSettings
 from eyas.engines.vllm import engine_args, memory
 from eyas.engines.vllm.engine_args import Plan, environment
 from eyas.engines.vllm.memory import Device, check_memory, gpus, weight_bytes
 from eyas.errors import UserError
+from vllm_cases import make_model, spec_of_model
 
 GIB = 1 << 30
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from vllm_cases import make_model, mixed_samples, spec_of_model
 
 from eyas.engines.vllm import server_session as remote
 from eyas.engines.vllm.engine import VllmEngine
@@ -25,6 +24,7 @@ from eyas.engines.vllm.state_transfer import (
 )
 from eyas.errors import EyasError, UserError
 from eyas.types import Failure, HiddenStates, TargetSpec
+from vllm_cases import make_model, mixed_samples, spec_of_model
 
 AUX = (1, 2)
 SHOWN = "the command that eyas serve-capture --print shows for this run"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm_cases import make_model, mixed_samples, spec_of_model
 
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.session import shut_down
 from eyas.engines.vllm.state_transfer import Finished, StagedStates, write_states
 from eyas.types import HiddenStates
+from vllm_cases import make_model, mixed_samples, spec_of_model
 
 
 class SlowSession:

@@ -3,12 +3,12 @@
 import importlib.metadata
 
 import pytest
-from vllm_cases import make_model, spec_of_model
 
 from eyas.engines.vllm import versions
 from eyas.engines.vllm.versions import check_parallel, choose_way, installed_version, parse, remarks
 from eyas.errors import UserError
 from eyas.types import TargetSpec
+from vllm_cases import make_model, spec_of_model
 
 
 @pytest.fixture(scope="module")

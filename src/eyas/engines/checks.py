@@ -1,0 +1,129 @@
+"""What a run asks of its engines, compared with their facts before anything starts."""
+
+from collections.abc import Callable, Iterable
+
+from eyas.config.schema import EvaluateSettings, RunConfig
+from eyas.engines.info import EngineInfo, engine_info, engines_that
+from eyas.errors import UserError
+
+# What only an engine that serves reads; the decoder of this process is greedy, one request at a time.
+_SERVED_ONLY = ("benchmarks", "sweep_draft_tokens", "concurrency", "temperatures")
+
+
+def check_abilities(config: RunConfig) -> None:
+    """Raises: UserError for an engine that is named for what it cannot do, or a name that none has."""
+    regenerate, extract, evaluate = config.regenerate, config.extract, config.evaluate
+    abilities: tuple[tuple[str, str, Callable[[EngineInfo], bool], str], ...] = (
+        ("regenerate.engine", regenerate.engine, lambda info: info.generates, "generates no answers"),
+        ("extract.engine", extract.engine, lambda info: info.captures, "captures no states"),
+        ("evaluate.engine", evaluate.engine, evaluates, "does not decode with a draft here"),
+    )
+    for key, name, able, does in abilities:
+        if not able(engine_info(name)):
+            names = " or ".join(info.name for info in engines_that(able))
+            raise UserError(f"{key}={name}: {engine_info(name).title} {does}", hint=f"set {key}={names}")
+    check_endpoint(config)
+
+
+def evaluates(info: EngineInfo) -> bool:
+    """Whether ``evaluate.engine`` may name it: it decodes with a draft, or opens sessions for eyas to."""
+    return info.decoder is not None or info.opens_sessions
+
+
+def check_endpoint(config: RunConfig) -> None:
+    """Raises: UserError for ``extract.endpoint`` with an engine whose servers do not capture."""
+    extract = config.extract
+    if extract.endpoint is not None and not engine_info(extract.engine).captures_remotely:
+        able = engines_that(lambda info: info.captures_remotely)
+        servers, names = " or ".join(f"a {i.title}" for i in able), " or ".join(i.name for i in able)
+        raise UserError(
+            f"extract.endpoint is {servers} server's, but extract.engine is {extract.engine!r}",
+            hint=f"set extract.engine={names}, or leave the endpoint out",
+        )
+
+
+def check_evaluation(settings: EvaluateSettings) -> None:
+    """Raises: UserError for settings that nothing would read without an engine that serves."""
+    if is_served(settings):
+        return
+    able = " or ".join(info.name for info in engines_that(lambda info: info.decoder))
+    if not settings.in_process:
+        raise UserError(
+            "evaluate.in_process is false and no engine is named", hint=f"set evaluate.engine={able}"
+        )
+    fields = EvaluateSettings.model_fields
+    if unread := [name for name in _SERVED_ONLY if getattr(settings, name) != fields[name].default]:
+        raise UserError(
+            f"evaluate.{unread[0]} is measured in an engine that serves, and none is named",
+            hint=f"set evaluate.engine={able}, or evaluate.endpoint=URL",
+        )
+
+
+def is_served(settings: EvaluateSettings) -> bool:
+    """Whether the draft is also measured in an engine that serves, or at a server."""
+    return engine_info(settings.engine).decoder is not None or settings.endpoint is not None
+
+
+def engine_of(config: RunConfig, stage: str) -> EngineInfo | None:
+    """Return the engine that a stage starts on this machine, if it starts one there."""
+    if stage == "regenerate" and config.regenerate.enabled and config.regenerate.endpoint is None:
+        return engine_info(config.regenerate.engine)
+    if stage == "extract" and config.extract.endpoint is None and config.extract.fleet is None:
+        return engine_info(config.extract.engine)
+    if stage == "evaluate" and config.evaluate.endpoint is None:
+        return engine_info(config.evaluate.engine)
+    return None
+
+
+def engines_of(config: RunConfig) -> list[EngineInfo]:
+    """Return the engines that some stage of a run starts on this machine, each once."""
+    used = [engine_of(config, stage) for stage in ("regenerate", "extract", "evaluate")]
+    return list(dict.fromkeys(info for info in used if info is not None))
+
+
+def check_installed(config: RunConfig, stages: Iterable[str]) -> None:
+    """Raises: UserError where an engine that one of ``stages`` starts cannot be used here."""
+    for info in filter(None, (engine_of(config, stage) for stage in stages)):
+        found = info.installed()
+        if found.trouble:
+            raise UserError(found.trouble, found.hint)
+
+
+def check_fleet(config: RunConfig) -> None:
+    """Raises: UserError for engines of another number of GPUs than the fleet's replicas have."""
+    info, fleet = engine_info(config.extract.engine), config.extract.fleet
+    gpus = info.gpus(config)
+    if fleet and gpus and fleet.gpus_per_replica not in (0, gpus):
+        raise UserError(
+            f"extract.fleet.gpus_per_replica={fleet.gpus_per_replica}, "
+            f"but one engine uses {info.gpus_setting}={gpus} GPUs",
+            hint=f"set extract.fleet.gpus_per_replica={gpus}",
+        )
+
+
+def check_engine_a_rank(config: RunConfig, num_ranks: int) -> None:
+    """Raises: UserError for an engine of several GPUs next to each of several ranks, which have one."""
+    extract, info = config.extract, engine_info(config.extract.engine)
+    gpus = info.gpus(config)
+    if num_ranks > 1 and gpus > 1 and not (extract.fleet or extract.endpoint):
+        raise UserError(
+            f"each of {num_ranks} ranks captures on its own GPU, and {info.gpus_setting}={gpus}",
+            hint="let engines of their own capture: extract.fleet={replicas: N, gpus_per_replica: "
+            f"{gpus}}}, or a server (extract.endpoint)",
+        )
+
+
+def check_gpu_share(config: RunConfig, training_bytes: float, gpu_bytes: int) -> None:
+    """Raises: UserError for an engine that reserves so much of a GPU that training lacks room."""
+    info = engine_info(config.extract.engine)
+    share = info.memory_share(config)
+    room = gpu_bytes * (1 - share)
+    if training_bytes > room:
+        fitting = int(100 * (1 - training_bytes / gpu_bytes)) / 100
+        raise UserError(
+            f"training needs about {training_bytes / 2**30:.1f} GiB next to {info.title}, whose share of "
+            f"{share} leaves {room / 2**30:.1f} GiB of the GPU",
+            hint=f"set {info.memory_setting}={fitting}"
+            if fitting > 0
+            else "lower train.batch_tokens, or store the states with train.source=store",
+        )

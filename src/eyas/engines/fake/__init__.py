@@ -1,0 +1,1 @@
+"""A public fake target for tests."""

@@ -1,0 +1,1 @@
+"""The reference engine: transformers in this process."""

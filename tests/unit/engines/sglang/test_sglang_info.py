@@ -1,0 +1,46 @@
+"""SGLang's command line, and what eyas asks of an SGLang that it does not start."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from eyas.engines.info import DraftServer, engine_info
+from eyas.errors import UserError
+
+INFO = engine_info("sglang")
+
+
+def server(kind: str = "eagle3", tp_size: int = 1) -> DraftServer:
+    return DraftServer(
+        draft=Path("/drafts/d"),
+        kind=kind,
+        target="/models/t",
+        num_draft_tokens=3,
+        dtype="bfloat16",
+        host="0.0.0.0",
+        port=30000,
+        tp_size=tp_size,
+        gpu_memory_utilization=0.8,
+        extra=("--log-level", "info"),
+    )
+
+
+def test_the_command_holds_target_draft_chain_and_address() -> None:
+    words = INFO.serve_command(server(tp_size=2), on_cpu=False)
+    assert words[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "/models/t"]
+    given = dict(itertools.pairwise(words))
+    assert (given["--speculative-num-steps"], given["--speculative-num-draft-tokens"]) == ("3", "4")
+    assert (given["--tp"], given["--mem-fraction-static"], given["--port"]) == ("2", "0.8", "30000")
+    assert words[-2:] == ["--log-level", "info"]
+    assert "--tp" not in INFO.serve_command(server(), on_cpu=False)
+
+
+def test_a_kind_of_draft_without_a_file_for_it_is_refused() -> None:
+    with pytest.raises(UserError, match="unknown draft architecture 'nokind'"):
+        INFO.serve_command(server("nokind"), on_cpu=False)
+
+
+def test_it_neither_captures_nor_decodes_nor_is_started_here() -> None:
+    assert [INFO.captures, INFO.generates, INFO.starts_server, INFO.decoder] == [False, False, False, None]
+    assert INFO.serves

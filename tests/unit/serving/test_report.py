@@ -1,0 +1,54 @@
+"""report.json and its tables hold what was measured, under names that do not change."""
+
+import csv
+import json
+from pathlib import Path
+
+from eyas.config.schema import EvaluateSettings
+from eyas.drafters.common.acceptance import Acceptance
+from eyas.engines.base import Prompt
+from eyas.evaluate.decode import Decoded
+from eyas.evaluate.in_process import Here
+from eyas.serving.agreement import HeldOut
+from eyas.serving.report import evaluation_report, write_report
+
+
+def acceptance(*accepted: int) -> Acceptance:
+    total = Acceptance.empty(2)
+    for n in accepted:
+        total.add_round(n)
+    return total
+
+
+def held_out() -> HeldOut:
+    here = Here(
+        {"a": Decoded([1, 2, 3], 2.0)}, {"a": Decoded([1, 2, 3], 1.0, (), acceptance(2))}, differences=[]
+    )
+    return HeldOut([Prompt("a", (9,))], {"a": (1, 2, 3)}, {"a": acceptance(1)}, here)
+
+
+def test_what_was_decoded_here_is_reported_greedy_with_both_speeds() -> None:
+    report = evaluation_report(EvaluateSettings(num_draft_tokens=2), "float32", "cpu", held_out(), None)
+    assert (report["temperature"], report["served"], report["differences"]) == (0.0, None, [])
+    assert (report["acceptance"], report["predicted"]) == (3.0, 2.0)
+    assert (report["plain_tokens_per_s"], report["drafted_tokens_per_s"]) == (1.5, 3.0)
+    assert report["identical"] == report["num_prompts"] == 1
+
+
+def test_tables_have_a_column_for_each_bound_and_rate(tmp_path: Path) -> None:
+    points = [
+        {"num_draft_tokens": 0, "acceptance_length": None, "acceptance_rates": None},
+        {"num_draft_tokens": 2, "acceptance_length": (1.0, 1.5), "acceptance_rates": [0.5, 0.25]},
+    ]
+    served = {"points": points, "categories": points[1:]}
+    write_report(tmp_path, {"served": served})
+    assert json.loads((tmp_path / "report.json").read_text())["served"]["points"][1]["acceptance_rates"]
+    alone, drafted = csv.DictReader((tmp_path / "serving.csv").read_text().splitlines())
+    assert (alone["acceptance_length_low"], alone["acceptance_rate_1"]) == ("", "")
+    assert (drafted["acceptance_length_high"], drafted["acceptance_rate_2"]) == ("1.5", "0.25")
+    assert len(list(csv.DictReader((tmp_path / "categories.csv").read_text().splitlines()))) == 1
+
+
+def test_without_a_served_draft_there_are_no_tables(tmp_path: Path) -> None:
+    write_report(tmp_path, {"served": None})
+    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
