@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_export import PARTIAL, change_tensors, export
+from test_export import PARTIAL, change_tensors, export, verify
 
+from eyas.drafters.eagle3.config import draft_config_for
+from eyas.drafters.eagle3.export import speculators_config
+from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, EyasError
-from eyas.export.native import load_export
+from eyas.export.native import NativeExporter, load_export
+from eyas.export.read import read_draft
+from eyas.files import sha256_of_file
 from tiny import make_spec
 
 
@@ -137,8 +142,6 @@ def test_every_key_that_engines_read_has_the_value_of_the_draft(tmp_path: Path) 
 
 
 def test_weights_that_were_changed_do_not_have_the_recorded_checksum(tmp_path: Path) -> None:
-    from eyas.files import sha256_of_file
-
     export(tmp_path, make_spec(), PARTIAL)
     recorded = config_of(tmp_path)["eyas"]["weights_sha256"]
     assert recorded == sha256_of_file(tmp_path / "model.safetensors")
@@ -171,8 +174,6 @@ def test_more_or_fewer_layer_ids_than_the_draft_reads_are_refused(tmp_path: Path
 
 
 def test_ids_in_the_nested_list_alone_are_read_as_outputs_of_layers(tmp_path: Path) -> None:
-    from eyas.export.read import read_draft
-
     export(tmp_path, make_spec(), PARTIAL)
     config = config_of(tmp_path)
     del config["eagle_aux_hidden_state_layer_ids"]
@@ -193,3 +194,112 @@ def test_a_draft_of_a_part_of_the_ids_without_a_map_is_refused(tmp_path: Path) -
     change_tensors(tmp_path, d2t=None)
     with pytest.raises(EyasError, match="drafts 10 of 50 ids but has no d2t"):
         load_export(tmp_path, draft.embed_tokens.weight)
+
+
+def test_every_key_of_the_speculators_form_has_the_value_of_the_draft(tmp_path: Path) -> None:
+    spec = make_spec(dtype="bfloat16", intermediate_size=24, head_dim=8)
+    export(tmp_path, spec, PARTIAL)
+    native = config_of(tmp_path)
+    found = speculators_config(native)
+    layer = found.pop("transformer_layer_config")
+    assert layer == {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": 50,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "num_aux_hidden_states": 3,
+    }
+    assert found == {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 3,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": "fake", "architectures": ["LlamaForCausalLM"]},
+        },
+        "draft_vocab_size": 10,
+        "target_hidden_size": 16,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "fc_norm": False,
+        "norm_output": False,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "eyas": native["eyas"],
+    }
+
+
+@pytest.mark.parametrize(("num_tensors", "is_refused"), [(11, True), (12, False)])
+def test_more_layers_than_tensors_are_refused_before_they_are_made(
+    tmp_path: Path, num_tensors: int, is_refused: bool
+) -> None:
+    draft = export(tmp_path, make_spec(), PARTIAL)
+    names = {n for n in load_file(tmp_path / "model.safetensors") if n not in ("d2t", "t2d")}
+    config = config_of(tmp_path) | {"num_hidden_layers": len(names) + (12 - num_tensors)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    what = "layers in" if is_refused else "unknown or missing tensors"
+    with pytest.raises(EyasError, match=what):
+        load_export(tmp_path, draft.embed_tokens.weight)
+
+
+def test_a_draft_with_an_embedding_of_its_width_keeps_it_when_it_is_given_the_targets(tmp_path: Path) -> None:
+    spec = make_spec()
+    config = draft_config_for(spec, len(PARTIAL), num_attention_heads=4, hidden_size=32)
+    draft = Eagle3Draft(config)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    NativeExporter("eagle3").write(tmp_path, draft, spec, PARTIAL)
+    for embedding in (None, torch.randn(50, 16)):
+        again, _, _ = load_export(tmp_path, embedding)
+        assert torch.equal(again.embed_tokens.weight, draft.embed_tokens.weight)
+
+
+def test_a_draft_that_shares_the_embedding_can_be_built_before_it_is_there(tmp_path: Path) -> None:
+    draft = export(tmp_path, make_spec(), PARTIAL)
+    again = read_draft(tmp_path).build(None)
+    assert torch.equal(again.fc.weight, draft.fc.weight)
+    whole = read_draft(tmp_path).build(draft.embed_tokens.weight)
+    assert torch.equal(whole.embed_tokens.weight, draft.embed_tokens.weight)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 5e-2), ("float16", 1e-2)])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_logits_are_compared_within_the_rounding_of_the_type_by_their_own_size(
+    tmp_path: Path, dtype: str, tolerance: float, size: float
+) -> None:
+    draft = export(tmp_path, make_spec(dtype=dtype), PARTIAL)
+    with torch.no_grad():
+        draft.lm_head.weight.mul_(size)
+    head = draft.lm_head.weight.detach().to(getattr(torch, dtype))
+    change_tensors(tmp_path, lm_head__weight=head)
+    verify(tmp_path, draft, PARTIAL)
+    change_tensors(tmp_path, lm_head__weight=head * (1 + 0.2 * tolerance))
+    if dtype != "float32":
+        verify(tmp_path, draft, PARTIAL)
+    change_tensors(tmp_path, lm_head__weight=head * (1 + 4 * tolerance))
+    with pytest.raises(ContractError, match="logits differ"):
+        verify(tmp_path, draft, PARTIAL)

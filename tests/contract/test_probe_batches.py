@@ -9,11 +9,18 @@ import torch
 from test_probe import AUX, changed, run_probe
 
 from eyas.engines.base import ProbeOutput
-from eyas.engines.probe import ProbeError, compare_states
+from eyas.engines.probe import (
+    ProbeError,
+    check_teacher,
+    compare_states,
+    envelope_of,
+    outside_envelope,
+    probe_samples,
+)
 from eyas.engines.transformers.engine import TransformersEngine
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.types import Failure, TargetSpec, TokenizedSample
-from vllm_cases import make_model, spec_of_model
+from vllm_cases import make_model, mixed_samples, spec_of_model
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +145,13 @@ def test_a_log_probability_that_is_not_the_teachers_is_stopped(
         run_probe(engine, spec, teacher)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_the_median_row_and_the_worst_row_have_tolerances_of_their_own(spec: TargetSpec, dtype: str) -> None:
-    from eyas.engines.probe import STATE_TOLERANCE, WORST_ROW
+TOLERANCES = [("float32", 1e-3, 1e-3), ("float16", 2e-2, 0.1), ("bfloat16", 6e-2, 0.35)]
 
+
+@pytest.mark.parametrize(("dtype", "typical", "worst"), TOLERANCES)
+def test_the_median_row_and_the_worst_row_have_the_tolerances_of_the_type(
+    spec: TargetSpec, dtype: str, typical: float, worst: float
+) -> None:
     spec = dataclasses.replace(spec, dtype=dtype)
     known = {"a": torch.randn(50, 4, 64)}
 
@@ -150,9 +160,42 @@ def test_the_median_row_and_the_worst_row_have_tolerances_of_their_own(spec: Tar
         by[17] = worst
         return {"a": known["a"] * (1 + by)}
 
-    typical, worst = STATE_TOLERANCE[dtype], WORST_ROW[dtype]
     compare_states(moved(0.9 * typical, 0.9 * worst), known, spec, "here and there")
     with pytest.raises(ProbeError, match="differ here and there"):
         compare_states(moved(0.0, 1.1 * worst), known, spec, "here and there")
     with pytest.raises(ProbeError, match="differ here and there"):
         compare_states(moved(1.1 * typical, 1.1 * typical), known, spec, "here and there")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-2), ("float16", 0.1), ("bfloat16", 0.35)])
+def test_a_log_probability_has_the_tolerance_of_the_type(
+    honest: TransformersEngine, spec: TargetSpec, teacher: TeacherHead, dtype: str, tolerance: float
+) -> None:
+    (output,) = honest.probe_outputs(probe_samples(mixed_samples([120]))[:1])
+    assert isinstance(output, ProbeOutput)
+    spec = dataclasses.replace(spec, dtype=dtype)
+    for share, is_refused in ((0.8, False), (1.3, True), (-0.8, False), (-1.3, True)):
+        off = dataclasses.replace(output, next_logprob=output.next_logprob + share * tolerance)
+        if is_refused:
+            with pytest.raises(ProbeError, match="probe, teacher"):
+                check_teacher(off, spec, teacher.logits)
+        else:
+            check_teacher(off, spec, teacher.logits)
+
+
+def test_the_envelope_leaves_out_the_first_row_and_the_shortest_sample() -> None:
+    """The first token's activations are hundreds of times larger; a sample of one token has no other row."""
+
+    def rows(*norms: float) -> torch.Tensor:
+        return torch.tensor(norms)[:, None, None] * torch.tensor([1.0, 0.0])
+
+    states = [rows(500.0), rows(500.0, 3.0, 3.0), rows(500.0, 2.0, 7.0, 5.0)]
+    assert envelope_of(states).tolist() == [[3.0, 5.0]]
+    assert envelope_of([rows(4.0)]).tolist() == [[4.0, 4.0]], "where there is nothing else"
+
+
+@pytest.mark.parametrize(("norm", "is_outside"), [(59.0, False), (61.0, True), (0.034, False), (0.033, True)])
+def test_a_magnitude_thirty_times_that_of_the_probe_is_outside(norm: float, is_outside: bool) -> None:
+    envelope = torch.tensor([[1.0, 2.0]])
+    found = outside_envelope([torch.tensor([[900.0], [norm], [norm]])], envelope)
+    assert (found == (0, 0)) == is_outside

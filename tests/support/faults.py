@@ -141,6 +141,16 @@ def _run(plan: Plan, arguments: tuple[str | Path, ...], tell: Connection) -> Non
 _NOT_COMPARED = ("seconds", "seal", "stream")
 
 
+def _lasting(value: Any) -> Any:
+    """Return a JSON-like value without what differs from run to run: times and speeds."""
+    if isinstance(value, list):
+        return [_lasting(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {k: v for k, v in value.items() if k not in _NOT_COMPARED and not k.endswith("_per_s")}
+    return {k: _lasting(v) for k, v in kept.items()}
+
+
 def contents(run: Path) -> dict[str, bytes]:
     """Return what a run folder holds; the order of a journal's lines is that of threads and means nothing."""
     found: dict[str, bytes] = {}
@@ -148,9 +158,8 @@ def contents(run: Path) -> dict[str, bytes]:
         data = path.read_bytes()
         if path.name in ("journal.jsonl", "answers.jsonl"):
             data = b"\n".join(sorted(data.split(b"\n")))
-        if path.name == "stage.json":
-            record = {k: v for k, v in json.loads(data).items() if k not in _NOT_COMPARED}
-            data = json.dumps(record, sort_keys=True).encode()
+        if path.name in ("stage.json", "report.json"):
+            data = json.dumps(_lasting(json.loads(data)), sort_keys=True).encode()
         if path.name == "status.json":  # what the command was doing, and when
             continue
         found[str(path.relative_to(run))] = data

@@ -40,7 +40,7 @@ class Mutant:
 def mutants_of(module: str, source: bytes, skipped: Collection[str] = ()) -> list[Mutant]:
     """Return every change that is tried, none twice; messages, hints, annotations and asserts stay.
 
-    ``skipped`` names functions that stay too.
+    ``skipped`` names functions and classes that stay too.
     """
     finder = _Finder(module, source, skipped)
     finder.visit(ast.parse(source))
@@ -91,6 +91,8 @@ class _Finder(ast.NodeVisitor):
             self.visit(statement)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        if node.name in self.skipped:
+            return
         for statement in node.body:
             self.visit(statement)
 
