@@ -129,18 +129,21 @@ def _functions_of(namespace: dict[str, Any], module: str) -> dict[str, Any]:
     return {name: function for name, function in found.items() if function is not None}
 
 
-def _swap(module: str, path: Path, source: bytes) -> None:
-    """Give the loaded module's functions the code of ``source``; other modules hold the same functions."""
-    namespace: dict[str, Any] = {
-        "__name__": module,
-        "__file__": str(path),
-        "__package__": module.rpartition(".")[0],
-    }
+def _swap(module: str, path: Path, source: bytes) -> bool:
+    """Give the loaded module's functions the code of ``source``; other modules hold the same functions.
+
+    Returns False where a function closes over something else than before: then all has to be loaded again.
+    """
+    package = module.rpartition(".")[0]
+    namespace: dict[str, Any] = {"__name__": module, "__file__": str(path), "__package__": package}
     exec(compile(source, str(path), "exec"), namespace)
     old, new = _functions_of(vars(sys.modules[module]), module), _functions_of(namespace, module)
-    for name, function in new.items():
-        if name in old and old[name].__code__.co_freevars == function.__code__.co_freevars:
-            old[name].__code__ = function.__code__
+    common = old.keys() & new.keys()
+    if any(old[n].__code__.co_freevars != new[n].__code__.co_freevars for n in common):
+        return False
+    for name in common:
+        old[name].__code__ = new[name].__code__
+    return True
 
 
 def _reload(module: str, path: Path, source: bytes) -> None:
@@ -181,7 +184,9 @@ def _start(
     os.setsid()
     code = 1
     try:
-        (_reload if at_import else _swap)(mutant.module, path, mutant.applied(source))
+        changed = mutant.applied(source)
+        if at_import or not _swap(mutant.module, path, changed):
+            _reload(mutant.module, path, changed)
         code = _pytest(["-x", *tests], [])
     finally:
         os._exit(code)

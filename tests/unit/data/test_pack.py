@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from eyas.data.pack import pack
+from eyas.files import fingerprint
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -24,3 +25,14 @@ def test_packing_is_the_same_for_the_same_seed_and_another_for_another() -> None
     assert pack(lengths, 100, 3) == pack(lengths, 100, 3)
     assert pack(lengths, 100, 3) != pack(lengths, 100, 4)
     assert pack([], 100, 0) == []
+
+
+def test_batches_of_a_seed_are_what_they_were() -> None:
+    """Training resumes in the batches it began with, also under a later version."""
+    lengths = np.random.default_rng(7).integers(3, 30, 80).tolist()
+    groups = pack(lengths, 64, seed=5)
+    assert sorted(i for group in groups for i in group) == list(range(80))
+    assert (len(groups), groups[:3], fingerprint(groups)) == PINNED
+
+
+PINNED = (22, [[34, 20, 28], [15, 64], [68, 5, 63]], "ae3455739d34fd09")

@@ -1,11 +1,14 @@
 """What is exactly full is not split, and one more is."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from eyas.data.pack import pack
 from eyas.engines.fake.engine import FakeEngine
-from eyas.store.manifest import plan_shards, stored_bytes_per_token
+from eyas.errors import ContractError
+from eyas.store.manifest import StoreManifest, plan_shards, stored_bytes_per_token
 from eyas.store.window_store import bytes_of, plan_windows
 from eyas.types import HiddenStates
 from tiny import make_spec, random_samples
@@ -83,3 +86,19 @@ def test_the_fullest_batch_with_room_is_taken() -> None:
         assert all(sum(lengths[i] for i in group) <= 8 for group in groups)
         if order[:2] in ([0, 1], [1, 0]):
             assert sorted(map(sorted, groups)) == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize("bounds", [(), (1, 4), (0, 5, 3)])
+def test_a_manifest_whose_shards_do_not_follow_each_other_is_damaged(
+    tmp_path: Path, bounds: tuple[int, ...]
+) -> None:
+    StoreManifest(make_spec(), "data", bounds).write(tmp_path)
+    with pytest.raises(ContractError, match="its shards do not follow each other"):
+        StoreManifest.read(tmp_path)
+
+
+def test_a_manifest_comes_back_as_it_was(tmp_path: Path) -> None:
+    manifest = StoreManifest(make_spec(), "data", (0, 2, 2, 5), "float8_e4m3fn")
+    manifest.write(tmp_path)
+    assert StoreManifest.read(tmp_path) == manifest
+    assert manifest.num_shards == 3

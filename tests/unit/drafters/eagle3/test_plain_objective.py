@@ -6,7 +6,7 @@ import torch
 from eyas.config.schema import TrainSettings
 from eyas.drafters.common.acceptance import replay, replay_answers
 from eyas.drafters.common.batch import PackedBatch, pack_batch
-from eyas.drafters.eagle3.objective import PlainObjective, make_objective
+from eyas.drafters.eagle3.objective import PlainObjective, make_objective, ratios_of
 from eyas.drafters.eagle3.settings import Settings
 from eyas.drafters.eagle3.ttt_rows import RowPlan, rows_of
 from reference import is_supervised, reference_logits
@@ -140,3 +140,14 @@ def test_a_plan_that_is_changed_keeps_its_places() -> None:
     moved = plan.each(lambda tensor: tensor + 1)
     assert torch.equal(moved.keys, plan.keys + 1)
     assert torch.equal(moved.teacher[2], plan.teacher[2] + 1)
+
+
+def test_ratios_of_one_row_and_of_none() -> None:
+    assert ratios_of([3.0, 3.0, 1, 1, 1]) == {"loss": 3.0, "agreement": [1.0]}
+    assert ratios_of([0.0] * 5) == {"loss": 0.0, "agreement": [0.0]}
+
+
+def test_ratios_of_several_steps_are_each_their_own(case: Case) -> None:
+    sums = [6.0, 1.0, 2.0, 3.0, 9, 6, 2, 12, 8, 4, 12]
+    assert ratios_of(sums) == {"loss": 0.5, "agreement": [9 / 12, 6 / 8, 2 / 4]}
+    assert objective_of(case).ratios(sums) == ratios_of(sums)
