@@ -52,7 +52,7 @@ def replay(
 ) -> tuple[torch.Tensor, Rounds]:
     """Return the loss of each row and token [R, S], and what rounds would accept."""
     plan = batch.plan
-    targets = teacher_targets(teacher, batch.last, target_ids, False)
+    targets = teacher_targets(teacher, batch.last, target_ids, False, with_coverage=False)
     logits = draft(batch.aux[plan.rows], batch.tokens[plan.rows + 1])
     index = plan.teacher.flatten()
     losses = row_losses(

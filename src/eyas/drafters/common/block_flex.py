@@ -18,6 +18,8 @@ from eyas.drafters.common.block_config import BlockConfig
 from eyas.drafters.common.block_model import KeysValues
 
 TILE = 128
+# Fewer queries than a tile would go to torch's decoding kernel, which has no backward pass nor float32 tiles.
+_OPTIONS: Any = {"FORCE_USE_FLEX_ATTENTION": True}
 
 
 class FlexBlockAttention:
@@ -38,6 +40,7 @@ class FlexBlockAttention:
             values.transpose(0, 1)[None],
             block_mask=self.mask,
             enable_gqa=True,
+            kernel_options=_OPTIONS if queries.is_cuda else None,
         )
         return out[0].transpose(0, 1)
 
