@@ -88,9 +88,8 @@ def test_the_users_end_of_turn_is_no_end_of_an_answer_that_has_none() -> None:
 def test_an_end_that_the_next_turn_brings_is_not_the_answers() -> None:
     """The template puts an end of turn between messages, not behind them."""
     first = Turn(f"{IM_START}q\n", f"{IM_START}q\nthe fox", cut=False)
-    second = Turn(
-        f"{first.full}{IM_END}{IM_START}r\n", f"{first.full}{IM_END}{IM_START}r\nthe dog", cut=False
-    )
+    prompt = f"{first.full}{IM_END}{IM_START}r\n"
+    second = Turn(prompt, f"{prompt}the dog{IM_END}", cut=False)
     (samples,) = Encoder(TOKENIZER, EOS).turns([[first, second]])
     assert spans_of(samples) == [as_served(first), as_served(second)]
     assert spans_of(samples)[0][1] == tuple(ids_of("the fox"))
