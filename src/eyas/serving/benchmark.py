@@ -5,6 +5,7 @@ earlier answers. The target alone is measured under the same conditions.
 """
 
 import dataclasses
+import gc
 import platform
 from collections.abc import Iterator
 from contextlib import closing
@@ -142,3 +143,10 @@ def _decoders(run: ServedRun, measured: ServingResults) -> Iterator[tuple[int | 
                 max_concurrency=max(settings.concurrency),
             ),
         )
+
+
+def free_memory() -> None:
+    """Give back what this process holds of a device beyond what it still uses."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
