@@ -14,6 +14,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import eyas
 from eyas.config.schema import RunConfig
 from eyas.data.chat import ChatRenderer
