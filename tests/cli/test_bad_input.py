@@ -146,7 +146,8 @@ def test_an_architecture_nobody_described(tmp_path: Path, target_copy: Path) -> 
         target_copy,
         "target architecture 'LlamaForCausalLm' is not supported; did you mean 'LlamaForCausalLM'?",
         "docs/reference/targets.md lists those that are, and what a further one needs: "
-        "a line in eyas/targets/families.py and a tiny model of its class in the tests",
+        "a line in eyas/targets/architectures.py and a tiny model of its class in "
+        "tests/support/families.py",
     )
 
 
@@ -213,7 +214,7 @@ def test_an_empty_data_set(tmp_path: Path, tiny_target: Path, rows: list[object]
         (
             "draft.architecture=eagle",
             "unknown draft architecture 'eagle'; did you mean 'eagle3'?",
-            "known: eagle3",
+            "known: dflash, dspark, eagle3",
         ),
     ],
 )

@@ -12,8 +12,8 @@ from pipeline import eyas, write_run
 
 
 @pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    return write_run(tmp_path, tmp_path / "target")
+def run_file(tmp_path: Path, tiny_target: Path) -> Path:
+    return write_run(tmp_path, tiny_target)
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

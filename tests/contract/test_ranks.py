@@ -3,7 +3,6 @@
 import functools
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,9 @@ import torch
 from eyas.config.schema import TrainSettings
 from eyas.data.pack import pack
 from eyas.errors import ContractError, EyasError, UserError
-from eyas.stages.train import _check_shared
 from eyas.train.launch import launch_ranks
 from eyas.train.rank_errors import RankLeft, report_first_failure
-from eyas.train.ranks import Ranks, shares_of
+from eyas.train.ranks import Ranks, check_shared, shares_of
 from eyas.train.step_plan import check_ranks, plan_steps
 from rank_cases import run_ranks, train_together
 
@@ -130,9 +128,8 @@ def test_a_rank_that_was_killed_is_told_by_the_command_that_started_it(
 
 def look(ranks: Ranks, seen: Path, unseen: Path) -> str:
     """Look for the run folder where each rank's machine has it: rank 1's lacks it."""
-    context: Any = SimpleNamespace(folder=lambda stage: unseen if ranks.rank else seen)
     try:
-        _check_shared(context, ranks)
+        check_shared(ranks, unseen if ranks.rank else seen)
     except UserError as error:
         return error.what
     return ""

@@ -77,7 +77,8 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("loss", ["kl", "lk", "hybrid"])
 def test_fused_equals_plain_in_fp32(loss: LossKind) -> None:
-    case = case_of(0)
+    # In case 0 one probability of draft and teacher is equal to rounding; min(p, q) has no gradient there.
+    case = case_of(1)
     expected_loss, expected = plain(case, torch.float32, loss)
     found_loss, found = fused(case, torch.float32, loss)
     assert found_loss == pytest.approx(expected_loss, rel=1e-5)

@@ -28,7 +28,7 @@ def test_nothing_is_suggested_for_a_word_like_no_other() -> None:
 def test_every_kind_of_draft_has_the_files_that_the_rest_of_eyas_asks_for() -> None:
     for name in registry.drafters():
         assert registry.drafter(name).name == name
-        for file in ("settings", "drafter", "config", "model", "objective", "propose", "export", "load"):
+        for file in ("settings", "drafter", "export", "load"):
             assert registry.has_drafter_file(name, file), file
 
 

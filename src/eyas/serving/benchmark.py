@@ -5,6 +5,7 @@ earlier answers. The target alone is measured under the same conditions.
 """
 
 import dataclasses
+import gc
 import platform
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import eyas
 from eyas.config.schema import RunConfig
@@ -142,3 +145,10 @@ def _decoders(run: ServedRun, measured: ServingResults) -> Iterator[tuple[int | 
                 max_concurrency=max(settings.concurrency),
             ),
         )
+
+
+def free_memory() -> None:
+    """Give back what this process holds of a device beyond what it still uses."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -8,9 +8,8 @@ from eyas.config.schema import RunConfig
 from eyas.engines.checks import check_abilities, check_evaluation, check_fleet, check_installed
 from eyas.engines.info import check_layers, engine_info
 from eyas.run_folder import STAGES
-from eyas.stages.init_from import read_start
+from eyas.stages.init_from import draft_config, read_start
 from eyas.stages.run_context import RunContext, facts_of
-from eyas.stages.train import draft_config
 from eyas.train.sharded_params import check_sharding
 
 

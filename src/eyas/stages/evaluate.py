@@ -1,7 +1,6 @@
 """evaluate: decoding with the exported draft, compared with the target alone and the prediction."""
 
 import functools
-import gc
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -26,7 +25,7 @@ from eyas.registry import REFERENCE_ENGINE
 from eyas.report.examples import examples_of
 from eyas.report.serving_section import identical_of
 from eyas.serving.agreement import HeldOut, check_agreement
-from eyas.serving.benchmark import ServedRun, measure_served
+from eyas.serving.benchmark import ServedRun, free_memory, measure_served
 from eyas.serving.report import evaluation_report, write_report
 from eyas.serving.results import SO_FAR
 from eyas.stages.export import is_whole
@@ -56,7 +55,7 @@ def evaluate(context: RunContext) -> None:
     held_out = _measure_here(context)
     served = None
     if is_served(settings):
-        _free_memory()  # the engine wants the device to itself
+        free_memory()  # the engine wants the device to itself
         served = measure_served(_served_run(context), held_out)
     report = evaluation_report(settings, spec.dtype, context.device, held_out, served)
     here = held_out.here
@@ -142,10 +141,3 @@ def _served_run(context: RunContext) -> ServedRun:
         samples_folder=context.samples_folder,
         folder=context.folder("evaluate"),
     )
-
-
-def _free_memory() -> None:
-    """Give back what this process holds of a device beyond what it still uses."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -11,8 +11,7 @@ from eyas.engines.info import draft_troubles
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
 from eyas.stages.run_context import RunContext, begin, finish, next_command
-from eyas.stages.train import check_same_target
-from eyas.store.aux_subset import with_layers
+from eyas.store.aux_subset import check_same_target, with_layers
 from eyas.targets.teacher import read_teacher
 from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint
 

@@ -11,7 +11,7 @@ from eyas.errors import UserError
 from eyas.layer_ids import check_aux_layer_ids, check_convention, parse_layer_ids
 from eyas.progress import say
 from eyas.targets.resolve_model import locate_config
-from eyas.targets.spec import read_outline
+from eyas.targets.spec import outline_config
 
 
 def settings_from_flags(flags: Mapping[str, Any], words: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,4 +55,5 @@ def _layer_ids(given: Mapping[str, Any], numbers: list[str]) -> tuple[int, ...] 
 
 def _num_layers(model: str) -> int:
     folder, _ = locate_config(model)
-    return read_outline(folder, TargetSettings(model=model)).num_layers
+    text = outline_config(folder, TargetSettings(model=model)).get_text_config()
+    return int(text.num_hidden_layers)

@@ -1,18 +1,20 @@
 """Where training starts from: the target's own weights, or a draft that exists (draft.init_from)."""
 
+import dataclasses
 from pathlib import Path
 
 import torch
 
-from eyas.drafters.base import Draft
+from eyas.drafters.base import Draft, DraftConfig
 from eyas.drafters.common.stored import StoredDraft
+from eyas.drafters.layers_read import layers_read
 from eyas.errors import UserError
 from eyas.export.read import read_draft
 from eyas.progress import say
 from eyas.stages.run_context import RunContext
 from eyas.targets.resolve_model import locate
 from eyas.targets.teacher import TeacherHead
-from eyas.types import VocabMap
+from eyas.types import TargetSpec, VocabMap
 
 
 def read_start(context: RunContext) -> StoredDraft | None:
@@ -84,3 +86,26 @@ def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -
     if stored.window is not None:
         say(f"  it looked {stored.window:,} tokens back; from here on it sees all of them")
     return draft
+
+
+def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Draft:
+    """Build a draft of the configured shape that starts from the target's own weights."""
+    drafter = context.drafter
+    draft: Draft = drafter.build(draft_config(context, len(vocab)))
+    seed = context.config.seed
+    drafter.initialise(draft, context.target_folder, teacher, context.draft_spec, vocab, seed)
+    return draft
+
+
+def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None = None) -> DraftConfig:
+    """Return the configured shape of the draft; ``spec`` describes the target where a plan knows less of it.
+
+    Raises: UserError when heads do not divide, or a layer that it reads is not captured.
+    """
+    settings = context.config.draft
+    if spec is None:
+        spec = context.draft_spec
+    else:
+        spec = dataclasses.replace(spec, aux_layer_ids=layers_read(context.drafter, settings, spec))
+    config: DraftConfig = context.drafter.config_for(spec, settings, vocab_size)
+    return config

@@ -16,9 +16,9 @@ from eyas.plan.target_size import TargetSize, read_target_size
 from eyas.plan.tokens import counted_tokens, expected_tokens, given_tokens
 from eyas.progress import say
 from eyas.run_folder import read_record
+from eyas.stages.init_from import draft_config
 from eyas.stages.run import run_stage, stages_of
 from eyas.stages.run_context import RunContext, facts_of
-from eyas.stages.train import draft_config
 
 # A target of at most this size is loaded for a calibration without being asked.
 CALIBRATED_BYTES = 2 << 30

@@ -22,7 +22,8 @@ from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
 from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted
-from eyas.stages.train import check_held_out, train
+from eyas.stages.train import train
+from eyas.train.validation import check_held_out
 
 STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
     "prepare": prepare,

@@ -1,7 +1,5 @@
 """train: the draft, from stored states, on one device or several."""
 
-import dataclasses
-import platform
 from functools import partial
 from typing import Any
 
@@ -14,25 +12,22 @@ from eyas.config.load import flatten
 from eyas.config.schema import MACHINE_SETTINGS
 from eyas.data.prepared import read_samples
 from eyas.data.vocab import always_kept, build_vocab_map, count_supervised, coverage
-from eyas.drafters.base import Draft, DraftConfig
-from eyas.drafters.layers_read import layers_read
-from eyas.errors import UserError
 from eyas.files import fingerprint, sha256_of_file
 from eyas.progress import mute, say
 from eyas.stages.capture_run import open_stream
-from eyas.stages.init_from import draft_from, read_start, start_folder, vocab_of
+from eyas.stages.init_from import draft_from, new_draft, read_start, start_folder, vocab_of
 from eyas.stages.run_context import RunContext, begin, finish, next_command
-from eyas.store.aux_subset import check_captured, with_layers
+from eyas.store.aux_subset import check_states, with_layers
 from eyas.store.manifest import StoreManifest
-from eyas.targets.teacher import TeacherHead, read_teacher
+from eyas.targets.teacher import read_teacher
 from eyas.trackers.base import Trackers
 from eyas.train.checkpoint import best_checkpoint, read_checkpoint
 from eyas.train.launch import launch_ranks
 from eyas.train.loop import Trainer
 from eyas.train.rank_errors import report_first_failure
-from eyas.train.ranks import Ranks, check_gpus, join_ranks, leave_ranks
+from eyas.train.ranks import Ranks, check_gpus, check_shared, join_ranks, leave_ranks
 from eyas.train.step_plan import check_ranks
-from eyas.types import TargetSpec, VocabMap
+from eyas.train.validation import check_held_out
 
 
 def train(context: RunContext) -> None:
@@ -77,7 +72,7 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     ranks.check_same("versions", versions, hint="install the same versions on every machine")
     if not ranks.on_first(lambda: begin(context, "train", inputs, lambda: _is_whole(context))):
         return
-    _check_shared(context, ranks)
+    check_shared(ranks, context.folder("train"))
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
     always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
     start = read_start(context)
@@ -150,67 +145,3 @@ def _finish(context: RunContext, trainer: Trainer, facts: dict[str, Any]) -> Non
 def _is_whole(context: RunContext) -> bool:
     best = best_checkpoint(context.folder("train"))
     return best is not None and (best / "checkpoint.json").is_file()
-
-
-def _check_shared(context: RunContext, ranks: Ranks) -> None:
-    """Raises: UserError when some rank does not see what the first one has just written."""
-    folder = context.folder("train")
-    for host, seen in ranks.gather((platform.node(), (folder / "stage.json").is_file())):
-        if not seen:
-            raise UserError(
-                f"{host} does not see {folder}, which the first machine has just written",
-                hint="run_dir must lie on a file system that all machines share",
-            )
-
-
-def new_draft(context: RunContext, vocab: VocabMap, teacher: TeacherHead) -> Draft:
-    """Build a draft of the configured shape that starts from the target's own weights."""
-    drafter = context.drafter
-    draft: Draft = drafter.build(draft_config(context, len(vocab)))
-    seed = context.config.seed
-    drafter.initialise(draft, context.target_folder, teacher, context.draft_spec, vocab, seed)
-    return draft
-
-
-def draft_config(context: RunContext, vocab_size: int, spec: TargetSpec | None = None) -> DraftConfig:
-    """Return the configured shape of the draft; ``spec`` describes the target where a plan knows less of it.
-
-    Raises: UserError when heads do not divide, or a layer that it reads is not captured.
-    """
-    settings = context.config.draft
-    if spec is None:
-        spec = context.draft_spec
-    else:
-        spec = dataclasses.replace(spec, aux_layer_ids=layers_read(context.drafter, settings, spec))
-    config: DraftConfig = context.drafter.config_for(spec, settings, vocab_size)
-    return config
-
-
-def check_held_out(num: float) -> None:
-    """Raises: UserError when there are none of the samples that choose the best checkpoint."""
-    if not num:
-        raise UserError(
-            "nothing is held out, and held-out samples choose the best checkpoint",
-            hint="set data.validation_fraction (such as 0.05) or add conversations, and start with --fresh",
-        )
-
-
-def check_states(stored: TargetSpec, asked: TargetSpec) -> None:
-    """Refuse states of another target, or without a layer of ``asked``. Raises: UserError."""
-    check_same_target(dataclasses.replace(stored, aux_layer_ids=asked.aux_layer_ids), asked)
-    check_captured(stored, asked.aux_layer_ids)
-
-
-def check_same_target(stored: TargetSpec, asked: TargetSpec) -> None:
-    """Refuse states of another target, naming what differs.
-
-    Raises: UserError.
-    """
-    if stored.fingerprint == asked.fingerprint:
-        return
-    before, now = stored.to_json(), asked.to_json()
-    key = next(k for k in before if before[k] != now[k] and k not in ("model", "revision"))
-    raise UserError(
-        f"the states were written for another target: {key} is {before[key]} there and {now[key]} here",
-        hint="extract again for this target: eyas extract --fresh",
-    )

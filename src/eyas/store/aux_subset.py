@@ -1,4 +1,4 @@
-"""Some of the aux layers that a store holds, as if it held no others."""
+"""States of the asked target with the asked aux layers, out of a store that may hold more of them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,6 +24,27 @@ def check_captured(spec: TargetSpec, aux_layer_ids: Sequence[int]) -> None:
             f"hold {list(spec.aux_layer_ids)}",
             hint=f"run: eyas extract -c <run file> --fresh target.aux_layer_ids={every}".replace(", ", ","),
         )
+
+
+def check_states(stored: TargetSpec, asked: TargetSpec) -> None:
+    """Refuse states of another target, or without a layer of ``asked``. Raises: UserError."""
+    check_same_target(dataclasses.replace(stored, aux_layer_ids=asked.aux_layer_ids), asked)
+    check_captured(stored, asked.aux_layer_ids)
+
+
+def check_same_target(stored: TargetSpec, asked: TargetSpec) -> None:
+    """Refuse states of another target, naming what differs.
+
+    Raises: UserError.
+    """
+    if stored.fingerprint == asked.fingerprint:
+        return
+    before, now = stored.to_json(), asked.to_json()
+    key = next(k for k in before if before[k] != now[k] and k not in ("model", "revision"))
+    raise UserError(
+        f"the states were written for another target: {key} is {before[key]} there and {now[key]} here",
+        hint="extract again for this target: eyas extract --fresh",
+    )
 
 
 class AuxSubset:

@@ -87,6 +87,7 @@ def family_of(architecture: str) -> Family:
         raise UserError(
             f"target architecture {architecture!r} is not supported{did_you_mean(architecture, FAMILIES)}",
             hint="docs/reference/targets.md lists those that are, and what a further one needs: "
-            "a line in eyas/targets/architectures.py and a tiny model of its class in tests",
+            "a line in eyas/targets/architectures.py and a tiny model of its class in "
+            "tests/support/families.py",
         )
     return FAMILIES[architecture]

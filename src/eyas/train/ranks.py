@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -140,3 +141,13 @@ def shares_of(step: Sequence[Batch], costs: Sequence[float], num_ranks: int) -> 
         shares[rank].append(i)
         load[rank] += costs[i]
     return [[step[i] for i in share] for share in shares]
+
+
+def check_shared(ranks: Ranks, folder: Path) -> None:
+    """Raises: UserError when some rank does not see what the first one has just written to ``folder``."""
+    for host, seen in ranks.gather((platform.node(), (folder / "stage.json").is_file())):
+        if not seen:
+            raise UserError(
+                f"{host} does not see {folder}, which the first machine has just written",
+                hint="run_dir must lie on a file system that all machines share",
+            )

@@ -7,6 +7,7 @@ import torch
 from eyas.drafters.base import Objective
 from eyas.drafters.common.acceptance import Acceptance, replay_answers
 from eyas.drafters.common.batch import PackedBatch
+from eyas.errors import UserError
 from eyas.train.ranks import Ranks
 
 
@@ -32,3 +33,12 @@ def measure_acceptance(
     *of_sums, num_rounds = values[:-num_draft_tokens].tolist()
     accepted_at = tuple(int(n) for n in values[-num_draft_tokens:].tolist())
     return of_sums, Acceptance(int(num_rounds), accepted_at)
+
+
+def check_held_out(num: float) -> None:
+    """Raises: UserError when there are none of the samples that choose the best checkpoint."""
+    if not num:
+        raise UserError(
+            "nothing is held out, and held-out samples choose the best checkpoint",
+            hint="set data.validation_fraction (such as 0.05) or add conversations, and start with --fresh",
+        )

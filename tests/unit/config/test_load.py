@@ -40,7 +40,7 @@ def test_the_command_line_beats_the_file_and_the_file_beats_the_default(tmp_path
 
 def test_every_setting_has_an_origin(tmp_path: Path) -> None:
     loaded = load_config(write(tmp_path, MINIMAL))
-    assert set(loaded.origins) >= set(known_keys())
+    assert set(loaded.origins) >= set(known_keys("eagle3"))
 
 
 def test_a_run_can_be_given_on_the_command_line_alone() -> None:

@@ -10,7 +10,7 @@ from eyas.drafters.common.block_settings import BlockSettings
 class Settings(BlockSettings):
     """DFlash: slot k of a block fills in token a + k; slot 0 predicts nothing."""
 
-    architecture: str = "dflash"
+    architecture: str = Field("dflash", description="kind of draft; it decides which settings follow")
     loss: Literal["d-pace", "ce", "kl"] = Field(
         "d-pace",
         description="d-pace: cross-entropy, weighted by what a prediction adds to the accepted length; "
