@@ -7,7 +7,8 @@ from typing import Any
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt
 from eyas.evaluate.decode import Decoded, decode_plain, decode_speculative
-from eyas.evaluate.lossless import FirstDifference, first_difference
+from eyas.evaluate.lossless import FirstDifference, first_difference, num_compared
+from eyas.evaluate.near_ties import rounding_report
 from eyas.progress import Progress
 
 
@@ -18,6 +19,12 @@ class Here:
     plain: dict[str, Decoded]
     drafted: dict[str, Decoded]
     differences: list[FirstDifference]
+
+    def rounding(self) -> dict[str, Any]:
+        """Return how often the answers part, as ``near_ties.rounding_report``."""
+        parted = {d.prompt_id: d for d in self.differences}
+        tokens = sum(num_compared(parted.get(name), p.token_ids) for name, p in self.plain.items())
+        return rounding_report(len(parted), tokens, [d.gap for d in self.differences], [])
 
 
 def decode_here(

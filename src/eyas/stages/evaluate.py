@@ -16,7 +16,7 @@ from eyas.errors import ContractError
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of
 from eyas.evaluate.in_process import Here, decode_here
-from eyas.evaluate.lossless import check_lossless
+from eyas.evaluate.lossless import check_lossless, check_rounding
 from eyas.export.native import load_export
 from eyas.export.read import kind_of
 from eyas.files import fingerprint
@@ -67,6 +67,8 @@ def evaluate(context: RunContext) -> None:
     if served is not None:
         (folder / SO_FAR).unlink(missing_ok=True)  # also where a check below fails: it is measured anew then
     check_lossless(report["differences"], spec.dtype)
+    for rounding in (report["rounding"], served and served["lossless"]["rounding"]):
+        check_rounding(rounding, spec.dtype)
     check_agreement(served, spec.dtype)
     finish(context, "evaluate", fingerprint(report["acceptance"]), report=report)
     if here is not None:
