@@ -257,7 +257,7 @@ def _in_fork(
                     f.flush()
             code = 0
         except SystemExit as error:
-            print(error, file=sys.stderr)
+            print(error, file=sys.stderr, flush=True)
         finally:
             os._exit(code)
     os.close(write)

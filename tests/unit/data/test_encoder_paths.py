@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 
 from eyas.data.encode import Encoder, Turn
 from eyas.types import TokenizedSample
@@ -88,9 +89,8 @@ def test_the_users_end_of_turn_is_no_end_of_an_answer_that_has_none() -> None:
 def test_an_end_that_the_next_turn_brings_is_not_the_answers() -> None:
     """The template puts an end of turn between messages, not behind them."""
     first = Turn(f"{IM_START}q\n", f"{IM_START}q\nthe fox", cut=False)
-    second = Turn(
-        f"{first.full}{IM_END}{IM_START}r\n", f"{first.full}{IM_END}{IM_START}r\nthe dog", cut=False
-    )
+    prompt = f"{first.full}{IM_END}{IM_START}r\n"
+    second = Turn(prompt, f"{prompt}the dog{IM_END}", cut=False)
     (samples,) = Encoder(TOKENIZER, EOS).turns([[first, second]])
     assert spans_of(samples) == [as_served(first), as_served(second)]
     assert spans_of(samples)[0][1] == tuple(ids_of("the fox"))
@@ -176,3 +176,30 @@ def test_only_short_ends_of_prompts_are_remembered() -> None:
     encoder.turns([short, long])
     assert len(encoder._tails) == 1
     assert max(map(len, encoder._tails)) <= 64
+
+
+def with_bos() -> Any:
+    """Return a tokenizer that puts a BOS before every text that it is not told to leave alone."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{IM_START} $A", special_tokens=[(IM_START, tokenizer.bos_token_id)]
+    )
+    assert tokenizer("fox")["input_ids"] == [tokenizer.bos_token_id, *ids_of("fox")]
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_tokenizer_that_adds_a_bos_adds_none_to_what_the_template_has_rendered(name: str) -> None:
+    encoder = Encoder(with_bos(), EOS)
+    assert encoder.ids(["fox", "dog"]) == [ids_of("fox"), ids_of("dog")]
+    (samples,) = encoder.turns([CASES[name]])
+    assert spans_of(samples) == [as_served(turn) for turn in CASES[name]]
+    (found,) = encoder.turns([CASES["two turns"]])
+    assert len(found) == 1, "they still share one encoding"
+
+
+@pytest.mark.parametrize("start", ["", "plain text "])
+def test_a_prompt_without_a_special_token_is_compared_from_its_beginning(start: str) -> None:
+    turns = [Turn(f"{start}q ", f"{start}q fox{IM_END}", cut=False)]
+    (samples,) = Encoder(TOKENIZER, EOS).turns([turns])
+    assert spans_of(samples) == [as_served(turn) for turn in turns]
