@@ -37,6 +37,7 @@ def evaluation_report(
         differences += served["lossless"]["differences"]
     report["differences"] = differences
     report["rounding"] = here.rounding() if here else None
+    report["sampled"] = list(here.sampled) if here else []
     acceptance = held_out.total_decoded()
     if here is not None and acceptance is not None:
         return report | {

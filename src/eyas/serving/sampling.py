@@ -5,6 +5,7 @@ from typing import Any
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.decoder_base import Decoder
+from eyas.errors import ContractError
 from eyas.evaluate.two_samples import compare_samples
 from eyas.serving.results import Samples, ServingResults
 
@@ -45,3 +46,9 @@ def broken_by_sampling(rows: Sequence[dict[str, Any]]) -> list[str]:
         for row in rows
         if row["differs"]
     ]
+
+
+def check_sampled(rows: Sequence[dict[str, Any]]) -> None:
+    """Raises: ContractError where sampled answers have another distribution than the target's."""
+    if broken := broken_by_sampling(rows):
+        raise ContractError(broken[0], hint="evaluation/report.json says what the test could have found")
