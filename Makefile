@@ -4,17 +4,17 @@ BIN := .venv/bin
 # --no-deps: the requirement files are complete, and a resolver could pull a CUDA build of torch.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow mutation test-vllm-versions test-lowest test-newest check docs dist format clean
+.PHONY: demo test test-kills mutation test-vllm-versions test-lowest test-newest check docs dist format clean
 
 demo: .venv/demo.done
 	$(BIN)/eyas run -c recipes/smollm2-cpu.yaml
 
 test: .venv/test.done
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not kills"
 
 # Kills before changes of files of every stage.
-test-slow: .venv/test.done
-	$(BIN)/python -m pytest -n 2 -m slow
+test-kills: .venv/test.done
+	$(BIN)/python -m pytest -n 2 -m kills
 
 # Plants faults in modules whose faults are silent; the score is in docs/reliability.md.
 mutation: .venv/test.done

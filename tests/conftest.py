@@ -23,6 +23,16 @@ with contextlib.suppress(ImportError):
     settings.load_profile("steady")
 
 
+# Folders whose tests start engines, train or run whole stages.
+SLOW_FOLDERS = {"contract", "e2e", "parity"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a six-layer random Llama with a ChatML tokenizer, in fp32."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from block_training import Trained, train_block_draft
-from eyas.drafters.common.block_propose import BlockProposer
+from eyas.drafters.common.block.propose import BlockProposer
 from eyas.errors import UserError
 from eyas.evaluate.decode import decode_speculative
 

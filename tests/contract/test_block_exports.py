@@ -12,7 +12,7 @@ from block_cases import make_block_case
 from eyas import registry
 from eyas.config.schema import draft_settings_of
 from eyas.drafters import serving
-from eyas.drafters.common.block_model import BlockDraft
+from eyas.drafters.common.block.model import BlockDraft
 from eyas.errors import ContractError, UserError
 from eyas.export.native import load_export
 from eyas.export.read import read_draft

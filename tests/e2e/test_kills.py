@@ -11,7 +11,7 @@ import pytest
 from faults import Plan, contents, during, in_child, signal_self
 from pipeline import eyas, write_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.kills
 
 KILL = signal_self(signal.SIGKILL)
 STORED = ("prepare", "regenerate", "extract", "train", "export", "evaluate")

@@ -9,9 +9,9 @@ import torch
 
 from block_cases import BlockCase, make_block_case
 from eyas.config.schema import TrainSettings
-from eyas.drafters.common.block_fast import FastBlockObjective
-from eyas.drafters.common.block_judge import BlockJudge
-from eyas.drafters.common.block_objective import BlockObjective
+from eyas.drafters.common.block.fast import FastBlockObjective
+from eyas.drafters.common.block.judge import BlockJudge
+from eyas.drafters.common.block.objective import BlockObjective
 from eyas.train.optim import Stepper, make_optimizers
 
 pytestmark = [

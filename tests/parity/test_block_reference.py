@@ -7,8 +7,8 @@ import torch
 
 from block_cases import BlockCase, make_block_case
 from block_reference import reference_loss
-from eyas.drafters.common.block_attention import PlainBlockAttention
-from eyas.drafters.common.block_fast import FastBlockObjective
+from eyas.drafters.common.block.attention import PlainBlockAttention
+from eyas.drafters.common.block.fast import FastBlockObjective
 
 CASES: dict[str, dict[str, Any]] = {
     "dflash, d-pace, window smaller than documents": {"name": "dflash"},

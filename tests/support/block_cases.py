@@ -10,11 +10,11 @@ import torch
 
 from block_reference import Kind
 from eyas.drafters.common.batch import PackedBatch
-from eyas.drafters.common.block_anchors import BlockPlan, plan_blocks
-from eyas.drafters.common.block_judge import BlockJudge
-from eyas.drafters.common.block_loss import LossMix
-from eyas.drafters.common.block_model import BlockDraft
-from eyas.drafters.common.block_objective import BlockObjective
+from eyas.drafters.common.block.anchors import BlockPlan, plan_blocks
+from eyas.drafters.common.block.judge import BlockJudge
+from eyas.drafters.common.block.loss import LossMix
+from eyas.drafters.common.block.model import BlockDraft
+from eyas.drafters.common.block.objective import BlockObjective
 from eyas.drafters.dflash.config import DFlashConfig
 from eyas.drafters.dflash.model import DFlashDraft
 from eyas.drafters.dspark.config import DSparkConfig

@@ -12,7 +12,7 @@ from eyas import registry
 from eyas.config.schema import TargetSettings, TrainSettings, draft_settings_of
 from eyas.drafters.common.acceptance import Acceptance, replay_answers
 from eyas.drafters.common.batch import PackedBatch, pack_batch
-from eyas.drafters.common.block_config import default_block_layer_ids
+from eyas.drafters.common.block.config import default_block_layer_ids
 from eyas.engines.transformers.engine import TransformersEngine
 from eyas.targets.spec import read_target
 from eyas.targets.teacher import TeacherHead, read_teacher

@@ -4,11 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt
 from eyas.evaluate.decode import Decoded, decode_plain, decode_speculative
-from eyas.evaluate.lossless import FirstDifference, first_difference
+from eyas.evaluate.lossless import FirstDifference, first_difference, num_compared
+from eyas.evaluate.near_ties import rounding_report
+from eyas.evaluate.sampled import sample_plain, sample_speculative
+from eyas.evaluate.two_samples import compare_samples
 from eyas.progress import Progress
+
+# Short answers to few prompts: this decoder runs one sequence at a time.
+_NUM_PROMPTS, _NUM_SAMPLES, _NUM_TOKENS = 4, 48, 3
 
 
 @dataclass(frozen=True)
@@ -18,6 +26,13 @@ class Here:
     plain: dict[str, Decoded]
     drafted: dict[str, Decoded]
     differences: list[FirstDifference]
+    sampled: tuple[dict[str, Any], ...] = ()  # of each temperature, how samples compare
+
+    def rounding(self) -> dict[str, Any]:
+        """Return how often the answers part, as ``near_ties.rounding_report``."""
+        parted = {d.prompt_id: d for d in self.differences}
+        tokens = sum(num_compared(parted.get(name), p.token_ids) for name, p in self.plain.items())
+        return rounding_report(len(parted), tokens, [d.gap for d in self.differences], [])
 
 
 def decode_here(
@@ -47,3 +62,37 @@ def decode_here(
             acceptance += drafted.acceptance
             progress.advance(1, f"acceptance length {acceptance.length:.2f}")
     return here
+
+
+def sample_here(
+    engine: Any,
+    new_proposer: Callable[[], Any],
+    prompts: Sequence[Prompt],
+    num_draft_tokens: int,
+    temperature: float,
+    seed: int,
+    eos_token_ids: Sequence[int],
+) -> dict[str, Any]:
+    """Sample short answers to the first prompts, with the draft and without, and compare the two sets."""
+    generator = torch.Generator().manual_seed(seed)
+    plain: dict[str, list[list[int]]] = {}
+    drafted: dict[str, list[list[int]]] = {}
+    common: dict[str, Any] = {
+        "max_new_tokens": _NUM_TOKENS,
+        "temperature": temperature,
+        "generator": generator,
+        "eos_token_ids": eos_token_ids,
+    }
+    with Progress("evaluate", len(prompts[:_NUM_PROMPTS]), "sampled prompts") as progress:
+        for prompt in prompts[:_NUM_PROMPTS]:
+            ids, k = list(prompt.token_ids), num_draft_tokens
+            plain[prompt.prompt_id] = [
+                sample_plain(engine.session(), ids, **common) for _ in range(_NUM_SAMPLES)
+            ]
+            drafted[prompt.prompt_id] = [
+                sample_speculative(engine.session(), new_proposer(), ids, k, **common)
+                for _ in range(_NUM_SAMPLES)
+            ]
+            progress.advance(1)
+    result = compare_samples(drafted, plain, _NUM_TOKENS)
+    return {"num_draft_tokens": num_draft_tokens, "temperature": temperature, **vars(result)}

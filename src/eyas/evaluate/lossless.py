@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from eyas.errors import ContractError
+from eyas.evaluate.near_ties import rounding_trouble
 
 # In fp32 another batch shape moves a logit by about 1e-5 (units: logits). In 16 bits it moves one by a few of
 # its rounding steps, and by no less than those of a logit of 16: smaller ones are sums of larger terms.
@@ -22,7 +23,9 @@ class FirstDifference:
     """Where two answers part; ``gap`` is how far the worse of the two tokens is below ``top``, the target's
     highest logit there. None: one answer ends, a token is not among the likeliest, or nobody was asked.
 
-    A token of -1 stands for an answer's end.
+    ``lead`` is how much more likely the target finds ``found`` than ``expected`` (units: logits), by a
+    forward pass that is part of neither answer; None where there was none. A token of -1 stands for an
+    answer's end.
     """
 
     prompt_id: str
@@ -31,6 +34,7 @@ class FirstDifference:
     found: int
     top: float | None = None
     gap: float | None = None
+    lead: float | None = None
 
     def judged(self, logits: Mapping[int, float]) -> "FirstDifference":
         """Put in ``top`` and ``gap`` from the highest logits there, by token."""
@@ -71,6 +75,27 @@ def near_tie(dtype: str, top: float) -> float:
         return _NEAR_TIE_FP32
     exponent = math.frexp(max(abs(top), _LEAST_TOP))[1] - 1
     return float(_SLACK * _STEPS_16_BITS * torch.finfo(getattr(torch, dtype)).eps * 2**exponent)
+
+
+def num_compared(difference: FirstDifference | None, expected: Sequence[int]) -> int:
+    """Return how many tokens of two answers were compared: up to the first difference, or all."""
+    return len(expected) if difference is None else difference.position + 1
+
+
+def check_rounding(report: Mapping[str, Any] | None, dtype: str) -> None:
+    """Refuse differences that are near-ties one by one, and together more than rounding makes.
+
+    ``report`` is what ``rounding_report`` returns; None: nothing was compared. Raises: ContractError.
+    """
+    if report is None:
+        return
+    trouble = rounding_trouble(report["parted"], report["tokens"], report["leads"], dtype)
+    if trouble:
+        raise ContractError(
+            trouble,
+            hint="compare the weights, the quantization and the settings of both engines; "
+            "report.json has each difference",
+        )
 
 
 def check_lossless(differences: Sequence[dict[str, Any]], dtype: str) -> None:

@@ -6,6 +6,7 @@ quantization of the target flips near-ties too, only more of them and always awa
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 # Share of compared tokens at which answers may part. In bfloat16, 0.2 % to 0.5 % were measured on targets of
 # 135M and 1.5B parameters (benchmarks/LOG.md); float32 answers do not part at all.
@@ -49,3 +50,15 @@ def most_differences(num_tokens: int) -> int:
 def share_of_large_gaps(gaps: Sequence[float]) -> float | None:
     """Return the share of gaps (units: logits) above ``LARGE_GAP``; None without any."""
     return sum(abs(gap) > LARGE_GAP for gap in gaps) / len(gaps) if gaps else None
+
+
+def rounding_report(
+    num_parted: int, num_tokens: int, gaps: Sequence[float | None], leads: Sequence[float | None]
+) -> dict[str, Any]:
+    """Return what ``rounding_trouble`` judges, with the share of differences above ``LARGE_GAP``."""
+    return {
+        "parted": num_parted,
+        "tokens": num_tokens,
+        "share_of_large_gaps": share_of_large_gaps([gap for gap in gaps if gap is not None]),
+        "leads": [lead for lead in leads if lead is not None],
+    }

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from eyas.evaluate.near_ties import LARGE_GAP
+
 
 def identical_of(report: Mapping[str, Any]) -> str:
     """Say how many of the answers with the draft are the target's own."""
@@ -27,11 +29,27 @@ def served_rows(served: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append((name, f"K = {row['num_draft_tokens']}: {length}{by_position}"))
     lossless, agreement = served["lossless"], served["agreement"]
     rows += [
-        ("lossless", f"{lossless['compared']} answers compared, {len(lossless['differences'])} near-ties"),
+        ("lossless", _lossless(lossless)),
+        *(("sampling", _sampled(row)) for row in served["sampled"]),
         ("agreement", "; ".join(agreement["broken"]) or _agreement(agreement)),
         ("recommendation", served["recommendation"]),
     ]  # fmt: skip
     return rows
+
+
+def _lossless(lossless: Mapping[str, Any]) -> str:
+    text = f"{lossless['compared']} answers compared, {len(lossless['differences'])} near-ties"
+    share = lossless["rounding"]["share_of_large_gaps"]
+    return text if share is None else f"{text}, {share:.0%} of them with a gap above {LARGE_GAP} logits"
+
+
+def _sampled(row: Mapping[str, Any]) -> str:
+    verdict = "another distribution" if row["differs"] else "the target's distribution"
+    return (
+        f"K = {row['num_draft_tokens']}, temperature {row['temperature']:g}: {verdict} "
+        f"(p = {row['p_value']:.2g}, {row['num_samples']} answers; a total variation of "
+        f"{row['detectable']:.2f} is detected nine times in ten)"
+    )
 
 
 def served_charts(served: Mapping[str, Any]) -> list[tuple[str, dict[str, list[tuple[float, float]]], str]]:

@@ -1,5 +1,6 @@
 """The held-out prompts of an evaluation: what is known of each, and what a served draft's answers must be."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.errors import ContractError
 from eyas.evaluate.decode import Decoded
 from eyas.evaluate.in_process import Here
-from eyas.evaluate.lossless import FirstDifference, first_difference, is_near_tie
+from eyas.evaluate.lossless import FirstDifference, first_difference, is_near_tie, num_compared
+from eyas.evaluate.near_ties import rounding_report
 from eyas.progress import say
 from eyas.serving.recommend import diagnose
 from eyas.serving.results import ServingResults
@@ -140,18 +142,30 @@ def _parts(name: str, plain: Decoded, other: Sequence[int], dtype: str, limit: i
     return difference is not None and not is_near_tie(dtype, difference.top, difference.gap)
 
 
-def differences_of(
-    measured: ServingResults, here: Here | None, target: Any
-) -> tuple[list[FirstDifference], int]:
-    """Return where answers with the draft part from the target's own, with how near a tie that was, and how
-    many answers were compared.
+@dataclass(frozen=True)
+class Compared:
+    """Where answers with the draft part from the target's, each once with how near a tie it was; how many
+    answers and tokens were compared, and how many of these answers part."""
+
+    differences: list[FirstDifference]
+    answers: int = 0
+    tokens: int = 0
+    parted: int = 0
+
+    def rounding(self) -> dict[str, Any]:
+        gaps, leads = [d.gap for d in self.differences], [d.lead for d in self.differences]
+        return rounding_report(self.parted, self.tokens, gaps, leads)
+
+
+def compare_answers(measured: ServingResults, here: Here | None, target: Any) -> Compared:
+    """Compare answers with the draft with the target's.
 
     The engine's own ``target`` judges; of a server that has only the draft, the target in this process does.
     """
     prompts = {p.prompt_id: p for p in measured.prompts}
     singly = {name: ids for name, (ids, _) in measured.singly.items()}
     found: set[tuple[FirstDifference, tuple[int, ...]]] = set()  # with the tokens up to it
-    compared = 0
+    compared = tokens = parted = 0
     for concurrency, answers in [*((c, a) for (_, c), a in measured.drafted.items()), (1, singly)]:
         for prompt_id, answer in answers.items():
             likeliest: Sequence[Mapping[int, float]] | None = None
@@ -164,20 +178,26 @@ def differences_of(
                 continue
             compared += 1
             difference = first_difference(prompt_id, expected, answer, likeliest)
+            tokens += num_compared(difference, expected)
             if difference:
+                parted += 1
                 before = *prompts[prompt_id].token_ids, *expected[: difference.position]
                 found.add((difference, before))
     ordered = sorted(found, key=lambda pair: (pair[0].prompt_id, pair[1], pair[0].found))
     if not found or not measured.alone:
-        return [difference for difference, _ in ordered], compared
+        return Compared([difference for difference, _ in ordered], compared, tokens, parted)
     say(f"evaluate: answers part from the target's in {len(found)} places; asking it how near a tie each is")
-    return [_asked(target, difference, before) for difference, before in ordered], compared
+    asked = [_asked(target, difference, before) for difference, before in ordered]
+    return Compared(asked, compared, tokens, parted)
 
 
 def _asked(target: Any, difference: FirstDifference, before: Sequence[int]) -> FirstDifference:
     if -1 in (difference.expected, difference.found):
         return difference  # one answer ends where the other goes on, without an end-of-turn
-    return difference.judged(target.next_token_logits(before))
+    logits = target.next_token_logits(before)
+    both = difference.expected in logits and difference.found in logits
+    lead = logits[difference.found] - logits[difference.expected] if both else None
+    return dataclasses.replace(difference.judged(logits), lead=lead)
 
 
 def _same_text(held_out: HeldOut, measured: ServingResults, dtype: str) -> bool | None:

@@ -22,12 +22,12 @@ from eyas.data.chat import ChatRenderer
 from eyas.engines.decoder_base import Decoder
 from eyas.engines.endpoint_decoder import EndpointDecoder
 from eyas.engines.info import engine_info
-from eyas.evaluate.lossless import FirstDifference
 from eyas.progress import say
-from eyas.serving.agreement import HeldOut, agreement, differences_of, writer_of
+from eyas.serving.agreement import Compared, HeldOut, agreement, compare_answers, writer_of
 from eyas.serving.dialogues import answer_turns, benchmark_groups, longest_length
 from eyas.serving.recommend import recommend, with_speed_up
 from eyas.serving.results import HELD_OUT, SO_FAR, Group, ServingResults
+from eyas.serving.sampling import broken_by_sampling, compare_sampled
 from eyas.serving.sweep import measure
 from eyas.types import TargetSpec
 
@@ -63,8 +63,7 @@ def measure_served(run: ServedRun, held_out: HeldOut) -> dict[str, Any]:
         measured = ServingResults([Group(HELD_OUT, "all", list(held_out.prompts)), *benchmarks])
     else:
         say(f"evaluate: with K = {', '.join(map(str, measured.done))} it was measured before")
-    differences: list[FirstDifference] = []
-    compared = 0
+    compared = Compared([])
     for k, decoder in _decoders(run, measured):
         with closing(decoder):
             if any(group.dialogues for group in measured.groups):
@@ -73,11 +72,13 @@ def measure_served(run: ServedRun, held_out: HeldOut) -> dict[str, Any]:
                 )
             measure(decoder, k, measured, settings, run.config.seed)
             if not k:
-                differences, compared = differences_of(measured, held_out.here, decoder)
+                compared = compare_answers(measured, held_out.here, decoder)
         if k:
             measured.done.append(k)
             measured.save(so_far, conditions)
     points = with_speed_up(sorted(measured.points, key=attrgetter(*_ORDER)))
+    sampled = compare_sampled(measured)
+    agreed = agreement(held_out, measured, written_by, run.spec.dtype)
     return {
         "engine": settings.endpoint or _engine_and_version(settings.engine),
         "num_prompts": len(measured.prompts),
@@ -85,14 +86,19 @@ def measure_served(run: ServedRun, held_out: HeldOut) -> dict[str, Any]:
         "points": [dataclasses.asdict(p) for p in points],
         "categories": measured.categories,
         "lossless": {
-            "compared": compared,
-            "identical_held_out":
-            len(held_out.stored.keys() - {d.prompt_id for d in differences}) if compared else None,
-            "differences": [vars(d) for d in differences],
+            "compared": compared.answers,
+            "identical_held_out": _num_identical(held_out, compared) if compared.answers else None,
+            "differences": [vars(d) for d in compared.differences],
+            "rounding": compared.rounding(),
         },
-        "agreement": agreement(held_out, measured, written_by, run.spec.dtype),
+        "sampled": sampled,
+        "agreement": agreed | {"broken": [*agreed["broken"], *broken_by_sampling(sampled)]},
         "recommendation": recommend(points),
     }  # fmt: skip
+
+
+def _num_identical(held_out: HeldOut, compared: Compared) -> int:
+    return len(held_out.stored.keys() - {d.prompt_id for d in compared.differences})
 
 
 def conditions_of(config: RunConfig) -> dict[str, Any]:

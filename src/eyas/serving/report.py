@@ -36,6 +36,8 @@ def evaluation_report(
     if served is not None:
         differences += served["lossless"]["differences"]
     report["differences"] = differences
+    report["rounding"] = here.rounding() if here else None
+    report["sampled"] = list(here.sampled) if here else []
     acceptance = held_out.total_decoded()
     if here is not None and acceptance is not None:
         return report | {

@@ -20,6 +20,7 @@ SO_FAR = "so-far.json"
 HELD_OUT = "held out"  # the suite of the run's own prompts
 
 Answers = dict[str, tuple[int, ...]]  # token ids by prompt
+Samples = dict[str, list[tuple[int, ...]]]  # token ids of several answers, by prompt
 
 
 @dataclass
@@ -46,6 +47,8 @@ class ServingResults:
     drafted: dict[tuple[int, int], Answers] = field(default_factory=dict)
     # Greedy answers to held-out prompts one at a time, with what the engine counted for each.
     singly: dict[str, tuple[tuple[int, ...], SpecCounters]] = field(default_factory=dict)
+    # First tokens of many sampled answers, by K (0: the target alone) and temperature.
+    sampled: dict[tuple[int, float], Samples] = field(default_factory=dict)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -61,6 +64,7 @@ class ServingResults:
             self.categories,
             [(k, concurrency, answers) for (k, concurrency), answers in self.drafted.items()],
             self.singly,
+            [(k, temperature, samples) for (k, temperature), samples in self.sampled.items()],
         )
         write_json(path, seal({"conditions": conditions, "measured": dataclasses.asdict(saved)}))
 
@@ -80,6 +84,7 @@ class ServingResults:
                 [row | {"acceptance_length": _pair(row["acceptance_length"])} for row in saved.categories],
                 drafted={(k, concurrency): answers for k, concurrency, answers in saved.drafted},
                 singly=saved.singly,
+                sampled={(k, temperature): samples for k, temperature, samples in saved.sampled},
             )
         except (OSError, ValueError, LookupError, TypeError):  # nothing there, or not as it was written
             return None
@@ -96,6 +101,7 @@ class _Saved:
     categories: list[dict[str, Any]]
     drafted: list[tuple[int, int, Answers]]
     singly: dict[str, tuple[tuple[int, ...], SpecCounters]]
+    sampled: list[tuple[int, float, Samples]]
 
 
 def _pair(length: list[float] | None) -> tuple[float, ...] | None:

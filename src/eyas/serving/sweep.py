@@ -10,6 +10,7 @@ from eyas.errors import UserError
 from eyas.progress import say
 from eyas.serving.recommend import ServingPoint
 from eyas.serving.results import HELD_OUT, ServingResults
+from eyas.serving.sampling import sample_answers
 
 
 def measure(
@@ -39,6 +40,10 @@ def measure(
                     measured.drafted[drafted, concurrency] = answers
         if temperature == 0 and drafted == settings.num_draft_tokens:
             _measure_singly(decoder, measured, sampling)
+        if temperature > 0 and k is not None:
+            measured.sampled[k, temperature] = sample_answers(
+                decoder, prompts, sweep[-1], temperature, seed + 1_000_000 * k
+            )
         if drafted:
             for group in measured.groups:
                 point, _ = _point(decoder, drafted, group.prompts, sweep[-1], sampling)

@@ -1,5 +1,6 @@
 """evaluate: decoding with the exported draft, compared with the target alone and the prediction."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,8 +16,8 @@ from eyas.engines.checks import is_served
 from eyas.errors import ContractError
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of
-from eyas.evaluate.in_process import Here, decode_here
-from eyas.evaluate.lossless import check_lossless
+from eyas.evaluate.in_process import Here, decode_here, sample_here
+from eyas.evaluate.lossless import check_lossless, check_rounding
 from eyas.export.native import load_export
 from eyas.export.read import kind_of
 from eyas.files import fingerprint
@@ -28,6 +29,7 @@ from eyas.serving.agreement import HeldOut, check_agreement
 from eyas.serving.benchmark import ServedRun, free_memory, measure_served
 from eyas.serving.report import evaluation_report, write_report
 from eyas.serving.results import SO_FAR
+from eyas.serving.sampling import check_sampled
 from eyas.stages.export import is_whole
 from eyas.stages.prepare import new_renderer
 from eyas.stages.run_context import RunContext, begin, finish
@@ -67,6 +69,9 @@ def evaluate(context: RunContext) -> None:
     if served is not None:
         (folder / SO_FAR).unlink(missing_ok=True)  # also where a check below fails: it is measured anew then
     check_lossless(report["differences"], spec.dtype)
+    for rounding in (report["rounding"], served and served["lossless"]["rounding"]):
+        check_rounding(rounding, spec.dtype)
+    check_sampled(report["sampled"])
     check_agreement(served, spec.dtype)
     finish(context, "evaluate", fingerprint(report["acceptance"]), report=report)
     if here is not None:
@@ -120,15 +125,16 @@ def _load_draft(context: RunContext, teacher: TeacherHead) -> tuple[Drafter, Any
 
 def _decode(context: RunContext, prompts: Sequence[Prompt], new_proposer: Any) -> Here:
     settings = context.config.evaluate
+    k, eos = settings.num_draft_tokens, context.spec.eos_token_ids
     with closing(context.make_engine(REFERENCE_ENGINE, context.draft_spec)) as engine:
-        return decode_here(
-            engine,
-            new_proposer,
-            prompts,
-            settings.num_draft_tokens,
-            settings.max_new_tokens,
-            context.spec.eos_token_ids,
-        )
+        here = decode_here(engine, new_proposer, prompts, k, settings.max_new_tokens, eos)
+        seed = context.config.seed
+        sampled = [
+            sample_here(engine, new_proposer, prompts, k, temperature, seed, eos)
+            for temperature in settings.temperatures
+            if temperature > 0
+        ]
+    return dataclasses.replace(here, sampled=tuple(sampled))
 
 
 def _served_run(context: RunContext) -> ServedRun:

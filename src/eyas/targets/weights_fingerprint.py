@@ -76,7 +76,9 @@ def _samples(entries: Mapping[str, Entry]) -> Iterator[tuple[str, int, int]]:
     for name in sampled_names(entries):
         entry = entries[name]
         size = entry.stop - entry.start
-        num_experts = entry.shape[0] if _ALL_EXPERTS.search(name) and entry.shape else 1
+        # All experts of a layer in one tensor: (experts, rows, columns).
+        is_stacked = _ALL_EXPERTS.search(name) and len(entry.shape) == 3
+        num_experts = entry.shape[0] if is_stacked else 1
         for number in range(-(-num_experts // _EXPERTS_A_SAMPLE)):
             start = _number(f"{name}\0{number}") % (max(0, size - _SAMPLE_BYTES) + 1)
             yield name, start, min(size, start + _SAMPLE_BYTES)

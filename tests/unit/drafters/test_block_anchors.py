@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from block_reference import depth_of
-from eyas.drafters.common.block_anchors import BlockPlan, num_blocks, plan_blocks, run_lengths
+from eyas.drafters.common.block.anchors import BlockPlan, num_blocks, plan_blocks, run_lengths
 from tiny import random_samples
 
 

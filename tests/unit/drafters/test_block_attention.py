@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from block_cases import make_block_case
-from eyas.drafters.common.block_attention import BlockPlaces, PlainBlockAttention
+from eyas.drafters.common.block.attention import BlockPlaces, PlainBlockAttention
 
 SIZE, WINDOW = 5, 9
 

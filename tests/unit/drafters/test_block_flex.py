@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from block_cases import BlockCase, make_block_case
-from eyas.drafters.common.block_attention import BlockPlaces
-from eyas.drafters.common.block_flex import TILE, FlexBlockAttention, tile_mask
+from eyas.drafters.common.block.attention import BlockPlaces
+from eyas.drafters.common.block.flex import TILE, FlexBlockAttention, tile_mask
 
 SHAPES = [(5, (19, 5, 33, 11)), (16, (300, 150, 260)), (7, (128, 384))]
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from eyas.drafters.common.block_loss import (
+from eyas.drafters.common.block.loss import (
     BlockTargets,
     LossMix,
     block_losses,

@@ -1,7 +1,7 @@
 import pytest
 
-from eyas.drafters.common.block_config import default_block_layer_ids
-from eyas.drafters.common.block_mask_token import choose_mask_token
+from eyas.drafters.common.block.config import default_block_layer_ids
+from eyas.drafters.common.block.mask_token import choose_mask_token
 from eyas.errors import UserError
 from tiny import make_tokenizer
 

@@ -1,6 +1,15 @@
 """Near-ties are rounding only as long as they are few and go both ways."""
 
-from eyas.evaluate.near_ties import most_differences, rounding_trouble, share_of_large_gaps
+import pytest
+
+from eyas.errors import ContractError
+from eyas.evaluate.lossless import check_rounding, first_difference, num_compared
+from eyas.evaluate.near_ties import (
+    most_differences,
+    rounding_report,
+    rounding_trouble,
+    share_of_large_gaps,
+)
 
 
 def test_a_thousand_of_a_thousand_answers_that_part_are_not_rounding() -> None:
@@ -38,3 +47,17 @@ def test_one_sign_of_few_differences_says_nothing() -> None:
 def test_the_share_of_large_gaps_counts_those_above_an_eighth() -> None:
     assert share_of_large_gaps([0.0, 0.125, 0.25, 0.5]) == 0.5
     assert share_of_large_gaps([]) is None
+
+
+def test_an_evaluation_whose_answers_part_too_often_is_refused() -> None:
+    report = rounding_report(1000, 20_000, [1.0] * 1000, [])
+    assert report["share_of_large_gaps"] == 1.0
+    with pytest.raises(ContractError, match=r"1000 of 20000 compared tokens"):
+        check_rounding(report, "bfloat16")
+    check_rounding(rounding_report(40, 20_000, [0.1] * 40, [-0.1, 0.1] * 20), "bfloat16")
+    check_rounding(None, "bfloat16")
+
+
+def test_tokens_are_compared_up_to_the_first_difference() -> None:
+    assert num_compared(first_difference("a", [1, 2, 3], [1, 5, 3]), [1, 2, 3]) == 2
+    assert num_compared(None, [1, 2, 3]) == 3

@@ -38,7 +38,8 @@ SERVED: dict[str, Any] = {
         {"suite": "mt-bench", "category": EVIL, "num_draft_tokens": 3, "acceptance_length": [1.5, 1.5],
          "acceptance_rates": [0.5, 0.25]},
     ],
-    "lossless": {"compared": 4, "differences": []},
+    "lossless": {"compared": 4, "differences": [], "rounding": {"share_of_large_gaps": None}},
+    "sampled": [],
     "agreement": {"broken": [], "served": [1.5, 1.6], "reference": 1.55, "compared": 4},
 }  # fmt: skip
 

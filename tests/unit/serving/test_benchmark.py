@@ -11,7 +11,7 @@ from eyas.engines.base import Prompt
 from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.evaluate.decode import Decoded
 from eyas.evaluate.in_process import Here
-from eyas.serving.agreement import HeldOut, Writer, agreement, differences_of, others_wrote
+from eyas.serving.agreement import HeldOut, Writer, agreement, compare_answers, others_wrote
 from eyas.serving.recommend import ServingPoint, diagnose, recommend, same_length, with_speed_up
 from eyas.serving.results import Group, ServingResults
 
@@ -263,20 +263,22 @@ def test_each_difference_is_judged_where_it_is() -> None:
     alone = {1: {"a": (5, 3)}, 16: {"a": (8, 3)}}
     drafted = {(2, 1): {"a": (5, 4)}, (2, 16): {"a": (8, 4)}}
     measured = ServingResults([prompts], alone=alone, drafted=drafted)
-    found, compared = differences_of(measured, None, Target())
+    result = compare_answers(measured, None, Target())
+    found, compared = result.differences, result.answers
     assert compared == 2
     assert [(d.top, d.gap) for d in found] == [(20.0, pytest.approx(0.1)), (20.0, 19.0)]
     ended = ServingResults([prompts], alone=alone, drafted={(2, 1): {"a": (5,)}})
-    assert [(d.top, d.gap) for d in differences_of(ended, None, Target())[0]] == [(None, None)]
+    assert [(d.top, d.gap) for d in compare_answers(ended, None, Target()).differences] == [(None, None)]
     alone = ServingResults([prompts], alone={16: {"a": (5, 3)}}, singly={"a": ((5, 7), SpecCounters(1, 0))})
-    assert [(d.found, d.gap) for d in differences_of(alone, None, Target())[0]] == [(7, None)]
+    assert [(d.found, d.gap) for d in compare_answers(alone, None, Target()).differences] == [(7, None)]
 
 
 def test_a_server_is_judged_by_the_target_here() -> None:
     here = Here({"a": Decoded([5, 3], 1.0, ({5: 20.0}, {3: 20.0, 4: 19.9}))}, {}, [])
     prompts = Group("held out", "all", [Prompt("a", (1,)), Prompt("of a benchmark", (2,))])
     drafted = {(2, 1): {"a": (5, 4), "of a benchmark": (1,)}, (2, 16): {"a": (5, 7), "of a benchmark": (2,)}}
-    found, compared = differences_of(ServingResults([prompts], drafted=drafted), here, None)
+    result = compare_answers(ServingResults([prompts], drafted=drafted), here, None)
+    found, compared = result.differences, result.answers
     assert compared == 2
     assert [(d.found, d.gap) for d in found] == [(4, pytest.approx(0.1)), (7, None)]
 

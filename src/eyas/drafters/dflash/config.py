@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from eyas.drafters.common.block_config import BlockConfig, shape_for
-from eyas.drafters.common.block_loss import LossMix
+from eyas.drafters.common.block.config import BlockConfig, shape_for
+from eyas.drafters.common.block.loss import LossMix
 from eyas.drafters.dflash.settings import Settings
 from eyas.types import TargetSpec
 

@@ -7,7 +7,7 @@ import torch
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.base import Drafter, Objective
-from eyas.drafters.common.block_drafter import BlockDrafter, describe, make_block_objective
+from eyas.drafters.common.block.drafter import BlockDrafter, describe, make_block_objective
 from eyas.drafters.dflash.config import DFlashConfig, config_for, mix_of
 from eyas.drafters.dflash.model import DFlashDraft
 from eyas.drafters.dflash.settings import Settings

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from eyas.drafters.common import block_export
+from eyas.drafters.common.block import export as block_export
 from eyas.drafters.dflash.config import DFlashConfig
 from eyas.drafters.dflash.model import DFlashDraft
 from eyas.types import TargetSpec, VocabMap

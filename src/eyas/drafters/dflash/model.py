@@ -1,6 +1,6 @@
 """The DFlash draft: the backbone of block drafts and the target's head, nothing more."""
 
-from eyas.drafters.common.block_model import BlockDraft
+from eyas.drafters.common.block.model import BlockDraft
 
 
 class DFlashDraft(BlockDraft):

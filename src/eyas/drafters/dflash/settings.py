@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from eyas.drafters.common.block_settings import BlockSettings
+from eyas.drafters.common.block.settings import BlockSettings
 
 
 class Settings(BlockSettings):

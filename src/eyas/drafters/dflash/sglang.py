@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from eyas.drafters.common.block_config import BlockConfig
-from eyas.drafters.common.block_serving import sglang_arguments
+from eyas.drafters.common.block.config import BlockConfig
+from eyas.drafters.common.block.serving import sglang_arguments
 from eyas.layer_ids import to_sglang
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from eyas.drafters.common.block_serving import check_block_in_vllm
+from eyas.drafters.common.block.serving import check_block_in_vllm
 
 OLDEST = (0, 26)
 # vLLM asks this of a target's class before it captures aux states for a draft.

@@ -7,7 +7,7 @@ import torch
 
 from eyas.config.schema import TrainSettings
 from eyas.drafters.base import Drafter, Objective
-from eyas.drafters.common.block_drafter import BlockDrafter, describe, make_block_objective
+from eyas.drafters.common.block.drafter import BlockDrafter, describe, make_block_objective
 from eyas.drafters.dspark.config import DSparkConfig, config_for, mix_of
 from eyas.drafters.dspark.model import TABLES, DSparkDraft
 from eyas.drafters.dspark.objective import ConfidenceLoss

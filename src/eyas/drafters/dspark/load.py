@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from eyas.drafters.common import block_load
+from eyas.drafters.common.block import load as block_load
 from eyas.drafters.common.stored import StoredDraft
 from eyas.drafters.dspark.config import DSparkConfig
 from eyas.drafters.dspark.export import ARCHITECTURE

@@ -6,7 +6,7 @@ Parameter names are those that vLLM and SGLang load. Source: the layout of vLLM'
 import torch
 from torch import nn
 
-from eyas.drafters.common.block_model import BlockDraft
+from eyas.drafters.common.block.model import BlockDraft
 from eyas.drafters.dspark.config import DSparkConfig
 
 # Matrices with a row a token, and the confidence's single row; none of them is for Muon.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from eyas.drafters.common.block_loss import BlockLosses, fixed_weights
+from eyas.drafters.common.block.loss import BlockLosses, fixed_weights
 from eyas.drafters.dspark.model import DSparkDraft
 
 # Bins of equal width in which confidence is compared with the chance of acceptance.

@@ -2,7 +2,7 @@
 
 from pydantic import Field, PositiveInt
 
-from eyas.drafters.common.block_settings import BlockSettings
+from eyas.drafters.common.block.settings import BlockSettings
 
 
 class Settings(BlockSettings):

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from eyas.drafters.common.block_attention import BlockPlaces, PlainBlockAttention
-from eyas.drafters.common.block_config import BlockConfig
-from eyas.drafters.common.block_model import BlockDraft
+from eyas.drafters.common.block.attention import BlockPlaces, PlainBlockAttention
+from eyas.drafters.common.block.config import BlockConfig
+from eyas.drafters.common.block.model import BlockDraft
 from eyas.errors import ContractError
 from eyas.layer_ids import from_output_of, to_sglang
 from eyas.types import TargetSpec, VocabMap

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from eyas.drafters.common.block_config import BlockConfig
-from eyas.drafters.common.block_model import BlockDraft
+from eyas.drafters.common.block.config import BlockConfig
+from eyas.drafters.common.block.model import BlockDraft
 from eyas.drafters.common.stored import StoredDraft, check_tensors, target_ids_of
 from eyas.errors import ContractError, UserError
 from eyas.layer_ids import from_output_of

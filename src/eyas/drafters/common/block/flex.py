@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from eyas.drafters.common.block_attention import BlockPlaces
-from eyas.drafters.common.block_config import BlockConfig
-from eyas.drafters.common.block_model import KeysValues
+from eyas.drafters.common.block.attention import BlockPlaces
+from eyas.drafters.common.block.config import BlockConfig
+from eyas.drafters.common.block.model import KeysValues
 
 TILE = 128
 # Fewer queries than a tile would go to torch's decoding kernel, which has no backward pass nor float32 tiles.

@@ -2,8 +2,8 @@
 
 import torch
 
-from eyas.drafters.common.block_anchors import BlockPlan
-from eyas.drafters.common.block_loss import BlockTargets
+from eyas.drafters.common.block.anchors import BlockPlan
+from eyas.drafters.common.block.loss import BlockTargets
 from eyas.targets.teacher import TeacherHead
 
 

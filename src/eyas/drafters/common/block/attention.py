@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.drafters.common.block_config import BlockConfig
-from eyas.drafters.common.block_model import KeysValues
+from eyas.drafters.common.block.config import BlockConfig
+from eyas.drafters.common.block.model import KeysValues
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from eyas.drafters.common.block_config import BlockConfig
+from eyas.drafters.common.block.config import BlockConfig
 from eyas.drafters.common.layers import MLP, RMSNorm, Rotary
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]

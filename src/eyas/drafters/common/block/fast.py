@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from eyas.drafters.common.block_anchors import BlockPlan
-from eyas.drafters.common.block_chunked_loss import Job, chunked_losses
-from eyas.drafters.common.block_flex import FlexBlockAttention
-from eyas.drafters.common.block_judge import BlockJudge
-from eyas.drafters.common.block_loss import LossMix
-from eyas.drafters.common.block_objective import CHUNK_ROWS, Batch, BlockObjective, FurtherLoss, MakeAttend
+from eyas.drafters.common.block.anchors import BlockPlan
+from eyas.drafters.common.block.chunked_loss import Job, chunked_losses
+from eyas.drafters.common.block.flex import FlexBlockAttention
+from eyas.drafters.common.block.judge import BlockJudge
+from eyas.drafters.common.block.loss import LossMix
+from eyas.drafters.common.block.objective import CHUNK_ROWS, Batch, BlockObjective, FurtherLoss, MakeAttend
 
 
 class FastBlockObjective(BlockObjective):

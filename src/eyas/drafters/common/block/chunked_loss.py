@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eyas.drafters.common.block_loss import BlockLosses, BlockTargets, LossMix, prediction_weights
+from eyas.drafters.common.block.loss import BlockLosses, BlockTargets, LossMix, prediction_weights
 
 # Gives the targets of some of the blocks.
 TargetsOf = Callable[[slice], BlockTargets]

@@ -9,16 +9,16 @@ import torch
 
 from eyas.drafters.base import Rounds
 from eyas.drafters.common.batch import pack_batch
-from eyas.drafters.common.block_anchors import BlockPlan, num_blocks, plan_blocks
-from eyas.drafters.common.block_config import BlockConfig, default_block_layer_ids
-from eyas.drafters.common.block_fast import FastBlockObjective
-from eyas.drafters.common.block_judge import BlockJudge
-from eyas.drafters.common.block_loss import LossMix
-from eyas.drafters.common.block_mask_token import choose_mask_token
-from eyas.drafters.common.block_model import BlockDraft
-from eyas.drafters.common.block_objective import BlockObjective, FurtherLoss
-from eyas.drafters.common.block_propose import BlockProposer, check_num_draft_tokens
-from eyas.drafters.common.block_settings import BlockSettings
+from eyas.drafters.common.block.anchors import BlockPlan, num_blocks, plan_blocks
+from eyas.drafters.common.block.config import BlockConfig, default_block_layer_ids
+from eyas.drafters.common.block.fast import FastBlockObjective
+from eyas.drafters.common.block.judge import BlockJudge
+from eyas.drafters.common.block.loss import LossMix
+from eyas.drafters.common.block.mask_token import choose_mask_token
+from eyas.drafters.common.block.model import BlockDraft
+from eyas.drafters.common.block.objective import BlockObjective, FurtherLoss
+from eyas.drafters.common.block.propose import BlockProposer, check_num_draft_tokens
+from eyas.drafters.common.block.settings import BlockSettings
 from eyas.drafters.common.stored import share_target
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TargetSpec, VocabMap

@@ -12,12 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from eyas.drafters.base import Rounds
 from eyas.drafters.common.batch import PackedBatch
-from eyas.drafters.common.block_anchors import BlockPlan
-from eyas.drafters.common.block_attention import BlockPlaces, PlainBlockAttention
-from eyas.drafters.common.block_config import BlockConfig
-from eyas.drafters.common.block_judge import BlockJudge, first_disagreement
-from eyas.drafters.common.block_loss import BlockLosses, BlockTargets, LossMix, block_losses
-from eyas.drafters.common.block_model import BlockAttend, KeysValues
+from eyas.drafters.common.block.anchors import BlockPlan
+from eyas.drafters.common.block.attention import BlockPlaces, PlainBlockAttention
+from eyas.drafters.common.block.config import BlockConfig
+from eyas.drafters.common.block.judge import BlockJudge, first_disagreement
+from eyas.drafters.common.block.loss import BlockLosses, BlockTargets, LossMix, block_losses
+from eyas.drafters.common.block.model import BlockAttend, KeysValues
 from eyas.drafters.common.objective import AutogradObjective
 
 # Rows of logits alive at a time, and blocks that pass the layers together when rounds are measured.

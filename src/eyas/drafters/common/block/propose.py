@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.drafters.common.block_attention import BlockPlaces, PlainBlockAttention
-from eyas.drafters.common.block_model import BlockDraft
+from eyas.drafters.common.block.attention import BlockPlaces, PlainBlockAttention
+from eyas.drafters.common.block.model import BlockDraft
 from eyas.errors import UserError
 
 

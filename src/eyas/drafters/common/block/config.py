@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from eyas.drafters.common.block_settings import BlockSettings
+from eyas.drafters.common.block.settings import BlockSettings
 from eyas.drafters.common.heads_and_rope import draft_heads, draft_rope
 from eyas.errors import UserError
 from eyas.types import TargetSpec
