@@ -182,6 +182,8 @@ def _start(
     if pid:
         return _Running(mutant, pid, time.monotonic() + limit_s)
     os.setsid()
+    with suppress(OSError):  # a change may ask for all memory: this process is to be ended for it, no other
+        Path("/proc/self/oom_score_adj").write_text("1000")
     code = 1
     try:
         changed = mutant.applied(source)
