@@ -84,7 +84,7 @@ class _Recorder:
 def _pytest(arguments: list[str], plugins: list[Any]) -> int:
     import pytest
 
-    quiet = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
+    quiet = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not kills"]
     shown = io.StringIO()
     with redirect_stdout(shown), redirect_stderr(shown):
         code = int(pytest.main([*quiet, *arguments], plugins=plugins))
