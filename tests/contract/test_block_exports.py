@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from block_cases import make_block_case
 from eyas import registry
 from eyas.config.schema import draft_settings_of
-from eyas.drafters import serving
 from eyas.drafters.common.block.model import BlockDraft
+from eyas.engines.info import check_layers, engine_info
 from eyas.errors import ContractError, UserError
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
@@ -162,7 +162,7 @@ def test_vllm_drafts_from_the_whole_block_or_from_a_causal_one(
 ) -> None:
     _, causal = export(tmp_path / "causal", kind, form)
     _, both_ways = export(tmp_path / "bidirectional", kind, form, causal=False)
-    vllm = serving.vllm_file(kind)
+    vllm = engine_info("vllm").draft_file(kind)
     for num in (1, held):
         told = vllm.speculative_config(str(causal), num)
         assert told == {"method": kind, "model": str(causal), "num_speculative_tokens": num}
@@ -188,10 +188,11 @@ def test_sglang_is_told_one_token_more(kind: str) -> None:
 def test_sglang_serves_whole_vocabularies_and_layers_above_the_embedding(tmp_path: Path, kind: str) -> None:
     whole, _ = export(tmp_path / "whole", kind)
     some, _ = export(tmp_path / "some", kind, draft_vocab=29)
-    assert serving.sglang_trouble(kind, whole.config) is None
-    assert "draft.vocab_size=null" in str(serving.sglang_trouble(kind, some.config))
+    sglang = engine_info("sglang")
+    assert sglang.draft_trouble(kind, whole.config) is None
+    assert "draft.vocab_size=null" in str(sglang.draft_trouble(kind, some.config))
     with pytest.raises(UserError, match="aux layer 0"):
-        serving.check_layers(kind, (0, 2))
+        check_layers(kind, (0, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,7 @@ from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.engines.transformers.engine import TransformersEngine
 from eyas.engines.vllm.engine_args import Plan, engine_arguments
 from eyas.errors import UserError
-from eyas.export.native import VllmExporter
+from eyas.export.native import NativeExporter
 from eyas.plan.target_size import read_target_size
 from eyas.stages.extract_flags import settings_from_flags
 from eyas.targets.resolve_model import locate_config, locate_description
@@ -89,7 +89,7 @@ def assert_serve_accepts(folder: Path, draft: Path) -> None:
     spec = spec_of(folder)
     vocab = VocabMap(torch.arange(60).numpy(), spec.vocab_size)
     draft.mkdir()
-    VllmExporter().write(draft, Eagle3Draft(draft_config_for(spec, len(vocab))), spec, vocab)
+    NativeExporter("eagle3").write(draft, Eagle3Draft(draft_config_for(spec, len(vocab))), spec, vocab)
     done = CliRunner().invoke(cli, ["serve", str(draft), "--print"])
     assert done.exit_code == 0, done.stderr
     words = done.stdout.split()

@@ -92,8 +92,10 @@ def test_one_of_many_threads_holds_a_lock_that_is_removed_again_and_again(tmp_pa
             time.sleep(0.0002)
             inside.pop()
 
+    deadline = time.monotonic() + 60
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(400)))
+        while len(most) < 3 and time.monotonic() < deadline:  # on a busy machine one may hold it for all 400
+            list(pool.map(write, range(400)))
     assert max(most) == 1
     assert len(most) > 1
 
