@@ -12,7 +12,6 @@ kind; run each path in a process of its own, for its peak memory.
 """
 
 import argparse
-import itertools
 import json
 import platform
 import statistics
@@ -30,6 +29,7 @@ from eyas.drafters.common.batch import PackedBatch, pack_batch
 from eyas.targets.teacher import TeacherHead
 from eyas.train.optim import Stepper, make_optimizers
 from eyas.types import HiddenStates, TargetSpec, TokenizedSample
+from train_step import time_steps
 
 LLAMA_8B = {"D": 4096, "I": 14336, "heads": 32, "kv": 8, "head_dim": 128, "V": 128256, "layers": 5, "aux": 5}
 SMALL = {"D": 64, "I": 128, "heads": 4, "kv": 2, "head_dim": 32, "V": 500, "layers": 2, "aux": 3}
@@ -77,27 +77,6 @@ def make_states(shape: dict[str, int], length: int, seed: int) -> list[HiddenSta
         last = pool[torch.from_numpy(generator.integers(0, len(pool), length))]
         states.append(HiddenStates.select(TokenizedSample(f"d{document}", ids, mask), aux, last))
     return states
-
-
-def time_steps(step: Callable[[int], None], warmup: int, repeat: int, device: torch.device) -> list[float]:
-    for i in range(warmup):
-        step(i)
-    times = []
-    if device.type != "cuda":
-        for i in range(repeat):
-            started = time.perf_counter()
-            step(i)
-            times.append(time.perf_counter() - started)
-        return times
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
-    marks[0].record()
-    for i in range(repeat):
-        step(i)
-        marks[i + 1].record()
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
 
 
 def eyas_step(

@@ -97,7 +97,7 @@ class ExtractWorker:
 
     def __init__(self, make_run: Callable[[], CaptureRun], name: str) -> None:
         self.run = make_run()
-        # Each engine writes a journal of its own.
+        # Each engine writes a separate journal.
         self.journal = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
         self.works: dict[Split, SplitWork] = {}
 

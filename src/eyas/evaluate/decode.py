@@ -1,7 +1,7 @@
-"""Real speculative decoding in this process: K draft tokens a round, verified greedily by the target."""
+"""Real speculative decoding in this process: K draft tokens a round, verified by the target."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,9 @@ from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import TargetSession
 
 _NUM_LIKELIEST = 20
+# Takes the target's logits [V] and the proposed token (None after the last one); returns the next token of
+# the answer, and whether it is the proposed one.
+Choose = Callable[[torch.Tensor, int | None], tuple[int, bool]]
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,27 @@ class Decoded:
     rounds: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
+def greedy(logits: torch.Tensor, proposed: int | None) -> tuple[int, bool]:
+    """Choose the likeliest token."""
+    token = int(logits.float().argmax())
+    return token, token == proposed
+
+
 @torch.inference_mode()
 def decode_plain(
-    session: TargetSession, prompt: Sequence[int], max_new_tokens: int, eos_token_ids: Sequence[int]
+    session: TargetSession,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    choose: Choose = greedy,
 ) -> Decoded:
-    """Decode greedily with the target alone, one token a forward."""
+    """Decode with the target alone, one token a forward."""
     started = time.perf_counter()
     tokens: list[int] = []
     highest: list[tuple[torch.Tensor, torch.Tensor]] = []
     logits, _ = session.extend(prompt, num_logits=1)
     while True:
-        token = _greedy(logits[-1])
+        token, _ = choose(logits[-1], None)
         tokens.append(token)
         highest.append(logits[-1].float().topk(min(_NUM_LIKELIEST, logits.shape[-1])))
         if token in eos_token_ids or len(tokens) >= max_new_tokens:
@@ -57,8 +70,9 @@ def decode_speculative(
     num_draft_tokens: int,
     max_new_tokens: int,
     eos_token_ids: Sequence[int],
+    choose: Choose = greedy,
 ) -> Decoded:
-    """Decode greedily with ``num_draft_tokens`` drafted tokens a target forward.
+    """Decode with ``num_draft_tokens`` drafted tokens a target forward.
 
     Counted are the draft tokens that become part of the answer: none behind its end.
     """
@@ -66,7 +80,7 @@ def decode_speculative(
     acceptance = Acceptance.empty(num_draft_tokens)
     rounds: list[tuple[tuple[int, ...], int]] = []
     logits, aux = session.extend(prompt, num_logits=1)
-    token = _greedy(logits[-1])
+    token, _ = choose(logits[-1], None)
     tokens = [token]
     # The draft's row i reads the state of token i and the token after it.
     following = [*prompt[1:], token]
@@ -76,9 +90,9 @@ def decode_speculative(
         room = max_new_tokens - len(tokens)
         new: list[int] = []
         for place in range(num_draft_tokens + 1):
-            token = _greedy(logits[place])
+            proposed = proposal[place] if place < num_draft_tokens else None
+            token, agrees = choose(logits[place], proposed)
             new.append(token)
-            agrees = place < num_draft_tokens and proposal[place] == token
             if not agrees or token in eos_token_ids or len(new) == room:
                 break
         num_accepted = sum(a == b for a, b in zip(new, proposal, strict=False))
@@ -89,7 +103,3 @@ def decode_speculative(
         session.truncate(len(prompt) + len(tokens) - 1)
         aux, following = states[: len(new)], new
     return Decoded(tokens, time.perf_counter() - started, (), acceptance, tuple(rounds))
-
-
-def _greedy(logits: torch.Tensor) -> int:
-    return int(logits.float().argmax())

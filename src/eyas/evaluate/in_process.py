@@ -11,12 +11,11 @@ from eyas.engines.base import Prompt
 from eyas.evaluate.decode import Decoded, decode_plain, decode_speculative
 from eyas.evaluate.lossless import FirstDifference, first_difference, num_compared
 from eyas.evaluate.near_ties import rounding_report
-from eyas.evaluate.sampled import sample_plain, sample_speculative
-from eyas.evaluate.two_samples import compare_samples
+from eyas.evaluate.sampled import sampler
+from eyas.evaluate.two_samples import NUM_SAMPLES, NUM_TOKENS, sampling_row
 from eyas.progress import Progress
 
-# Short answers to few prompts: this decoder runs one sequence at a time.
-_NUM_PROMPTS, _NUM_SAMPLES, _NUM_TOKENS = 4, 48, 3
+_NUM_PROMPTS = 4  # of which samples are taken: this decoder runs one sequence at a time
 
 
 @dataclass(frozen=True)
@@ -74,25 +73,21 @@ def sample_here(
     eos_token_ids: Sequence[int],
 ) -> dict[str, Any]:
     """Sample short answers to the first prompts, with the draft and without, and compare the two sets."""
-    generator = torch.Generator().manual_seed(seed)
+    choose = sampler(temperature, torch.Generator().manual_seed(seed))
     plain: dict[str, list[list[int]]] = {}
     drafted: dict[str, list[list[int]]] = {}
-    common: dict[str, Any] = {
-        "max_new_tokens": _NUM_TOKENS,
-        "temperature": temperature,
-        "generator": generator,
-        "eos_token_ids": eos_token_ids,
-    }
     with Progress("evaluate", len(prompts[:_NUM_PROMPTS]), "sampled prompts") as progress:
         for prompt in prompts[:_NUM_PROMPTS]:
-            ids, k = list(prompt.token_ids), num_draft_tokens
+            ids = list(prompt.token_ids)
             plain[prompt.prompt_id] = [
-                sample_plain(engine.session(), ids, **common) for _ in range(_NUM_SAMPLES)
+                decode_plain(engine.session(), ids, NUM_TOKENS, eos_token_ids, choose).token_ids
+                for _ in range(NUM_SAMPLES)
             ]
             drafted[prompt.prompt_id] = [
-                sample_speculative(engine.session(), new_proposer(), ids, k, **common)
-                for _ in range(_NUM_SAMPLES)
+                decode_speculative(
+                    engine.session(), new_proposer(), ids, num_draft_tokens, NUM_TOKENS, eos_token_ids, choose
+                ).token_ids
+                for _ in range(NUM_SAMPLES)
             ]
             progress.advance(1)
-    result = compare_samples(drafted, plain, _NUM_TOKENS)
-    return {"num_draft_tokens": num_draft_tokens, "temperature": temperature, **vars(result)}
+    return sampling_row(num_draft_tokens, temperature, drafted, plain)

@@ -4,67 +4,22 @@ Source: speculative sampling, arXiv 2211.17192, for a draft that proposes one to
 argmax), as vLLM's and SGLang's default draft sampling does.
 """
 
-from collections.abc import Sequence
-
 import torch
 
-from eyas.drafters.base import Proposer
-from eyas.engines.base import TargetSession
+from eyas.evaluate.decode import Choose
 
 
-@torch.inference_mode()
-def sample_plain(
-    session: TargetSession,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    temperature: float,
-    generator: torch.Generator,
-    eos_token_ids: Sequence[int] = (),
-) -> list[int]:
-    """Sample an answer from the target alone, one token a forward pass."""
-    logits, _ = session.extend(prompt, num_logits=1)
-    tokens: list[int] = []
-    while True:
-        tokens.append(_draw(probabilities(logits[-1], temperature), generator))
-        if tokens[-1] in eos_token_ids or len(tokens) >= max_new_tokens:
-            return tokens
-        logits, _ = session.extend(tokens[-1:])
-
-
-@torch.inference_mode()
-def sample_speculative(
-    session: TargetSession,
-    draft: Proposer,
-    prompt: Sequence[int],
-    num_draft_tokens: int,
-    max_new_tokens: int,
-    temperature: float,
-    generator: torch.Generator,
-    eos_token_ids: Sequence[int] = (),
-) -> list[int]:
-    """Sample an answer with ``num_draft_tokens`` drafted tokens a target forward.
+def sampler(temperature: float, generator: torch.Generator) -> Choose:
+    """Return the rule that samples at a temperature.
 
     A drafted token is accepted with the probability that the target gives it; otherwise the token is sampled
     from what remains of the target's distribution without it.
     """
-    logits, aux = session.extend(prompt, num_logits=1)
-    tokens = [_draw(probabilities(logits[-1], temperature), generator)]
-    following = [*prompt[1:], tokens[0]]
-    while tokens[-1] not in eos_token_ids and len(tokens) < max_new_tokens:
-        proposal = draft.propose(aux, following, num_draft_tokens)
-        logits, states = session.extend([tokens[-1], *proposal])
-        new: list[int] = []
-        for place in range(num_draft_tokens + 1):
-            target = probabilities(logits[place], temperature)
-            proposed = proposal[place] if place < num_draft_tokens else None
-            token, accepted = accept_or_resample(target, proposed, generator)
-            new.append(token)
-            if not accepted or token in eos_token_ids or len(tokens) + len(new) == max_new_tokens:
-                break
-        tokens += new
-        session.truncate(len(prompt) + len(tokens) - 1)
-        aux, following = states[: len(new)], new
-    return tokens
+
+    def choose(logits: torch.Tensor, proposed: int | None) -> tuple[int, bool]:
+        return accept_or_resample(probabilities(logits, temperature), proposed, generator)
+
+    return choose
 
 
 def accept_or_resample(

@@ -5,9 +5,14 @@ Above temperature 0 no answer has to be another's, so the draft's effect shows i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from eyas.errors import ContractError
+
+# Answers to each prompt, and their tokens: what a wrong acceptance rule changes shows in the first ones.
+NUM_SAMPLES, NUM_TOKENS = 48, 3
 _PERMUTATIONS = 2000
 _LEVEL = 0.001  # false alarms: one in a thousand evaluations
 _POWER = 0.9
@@ -47,15 +52,44 @@ def compare_samples(
             permuted[i] += _statistic(labels, rng.permutation(labels.shape[1]))
     # The observed order is one of the orders, so that p is never 0.
     p_value = (1 + int((permuted >= observed * (1 - 1e-12)).sum())) / (_PERMUTATIONS + 1)
-    detectable = detectable_distance(groups, rng)
+    threshold = float(np.quantile(permuted, 1 - _LEVEL))
+    detectable = detectable_distance(groups, threshold, rng)
     return TwoSampleResult(sum(map(len, one.values())), p_value, detectable, p_value < _LEVEL)
 
 
-def detectable_distance(groups: Sequence[np.ndarray], rng: np.random.Generator) -> float:
+def sampling_row(
+    num_draft_tokens: int,
+    temperature: float,
+    drafted: Mapping[str, Sequence[Sequence[int]]],
+    alone: Mapping[str, Sequence[Sequence[int]]],
+) -> dict[str, Any]:
+    """Compare samples with the draft and of the target alone, as a row of a report."""
+    result = compare_samples(drafted, alone, NUM_TOKENS)
+    return {"num_draft_tokens": num_draft_tokens, "temperature": temperature, **vars(result)}
+
+
+def broken_by_sampling(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the contracts that sampled answers contradict."""
+    return [
+        f"sampling: at temperature {row['temperature']:g} answers with K = {row['num_draft_tokens']} have "
+        f"another distribution than the target's (p = {row['p_value']:.1g} for {row['num_samples']} answers)"
+        for row in rows
+        if row["differs"]
+    ]
+
+
+def check_sampled(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raises: ContractError where sampled answers have another distribution than the target's."""
+    if broken := broken_by_sampling(rows):
+        raise ContractError(broken[0], hint="evaluation/report.json says what the test could have found")
+
+
+def detectable_distance(groups: Sequence[np.ndarray], threshold: float, rng: np.random.Generator) -> float:
     """Return the smallest distance found with nine trials in ten when that share of one set's answers is
-    replaced by an answer that nobody else gives. Below one step of the grid, the step."""
+    replaced by an answer that nobody else gives. Below one step of the grid, the step.
+
+    ``threshold`` is the statistic that is beyond chance."""
     grid = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-    threshold = _threshold(groups, rng)
     for share in grid:
         if np.mean([_shifted(groups, share, rng) > threshold for _ in range(50)]) >= _POWER:
             return share
@@ -81,11 +115,6 @@ def _statistic(labels: np.ndarray, order: np.ndarray) -> float:
         difference = np.bincount(first, minlength=size) - np.bincount(second, minlength=size)
         total += float(np.square(difference).sum())
     return total
-
-
-def _threshold(groups: Sequence[np.ndarray], rng: np.random.Generator) -> float:
-    sums = [sum(_statistic(g, rng.permutation(g.shape[1])) for g in groups) for _ in range(_PERMUTATIONS)]
-    return float(np.quantile(sums, 1 - _LEVEL))
 
 
 def _shifted(groups: Sequence[np.ndarray], share: float, rng: np.random.Generator) -> float:

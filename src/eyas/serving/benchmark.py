@@ -22,12 +22,13 @@ from eyas.data.chat import ChatRenderer
 from eyas.engines.decoder_base import Decoder
 from eyas.engines.endpoint_decoder import EndpointDecoder
 from eyas.engines.info import engine_info
+from eyas.evaluate.two_samples import broken_by_sampling
 from eyas.progress import say
 from eyas.serving.agreement import Compared, HeldOut, agreement, compare_answers, writer_of
 from eyas.serving.dialogues import answer_turns, benchmark_groups, longest_length
 from eyas.serving.recommend import recommend, with_speed_up
 from eyas.serving.results import HELD_OUT, SO_FAR, Group, ServingResults
-from eyas.serving.sampling import broken_by_sampling, compare_sampled
+from eyas.serving.sampling import compare_sampled
 from eyas.serving.sweep import measure
 from eyas.types import TargetSpec
 

@@ -18,6 +18,7 @@ from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of
 from eyas.evaluate.in_process import Here, decode_here, sample_here
 from eyas.evaluate.lossless import check_lossless, check_rounding
+from eyas.evaluate.two_samples import check_sampled
 from eyas.export.native import load_export
 from eyas.export.read import kind_of
 from eyas.files import fingerprint
@@ -29,7 +30,6 @@ from eyas.serving.agreement import HeldOut, check_agreement
 from eyas.serving.benchmark import ServedRun, free_memory, measure_served
 from eyas.serving.report import evaluation_report, write_report
 from eyas.serving.results import SO_FAR
-from eyas.serving.sampling import check_sampled
 from eyas.stages.export import is_whole
 from eyas.stages.prepare import new_renderer
 from eyas.stages.run_context import RunContext, begin, finish

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from eyas.evaluate.sampled import accept_or_resample, sample_plain, sample_speculative
+from eyas.evaluate.decode import decode_plain, decode_speculative
+from eyas.evaluate.sampled import accept_or_resample, sampler
 from eyas.evaluate.two_samples import compare_samples
 
 VOCABULARY = 4
@@ -43,12 +44,14 @@ class Always:
 
 def answers(count: int, token: int | None, seed: int) -> dict[str, list[list[int]]]:
     generator = torch.Generator().manual_seed(seed)
-    if token is None:
-        return {"p": [sample_plain(MarkovSession(), [0, 1], 4, 0.8, generator) for _ in range(count)]}
-    draft = Always(token)
-    return {
-        "p": [sample_speculative(MarkovSession(), draft, [0, 1], 3, 4, 0.8, generator) for _ in range(count)]
-    }
+    choose = sampler(0.8, generator)
+
+    def answer() -> list[int]:
+        if token is None:
+            return decode_plain(MarkovSession(), [0, 1], 4, (), choose).token_ids
+        return decode_speculative(MarkovSession(), Always(token), [0, 1], 3, 4, (), choose).token_ids
+
+    return {"p": [answer() for _ in range(count)]}
 
 
 @pytest.mark.parametrize("token", range(VOCABULARY))
@@ -76,6 +79,7 @@ def test_accepting_every_draft_token_is_found_by_the_test() -> None:
 def test_an_answer_ends_at_the_end_of_turn_and_at_its_limit() -> None:
     generator = torch.Generator().manual_seed(3)
     for _ in range(50):
-        tokens = sample_speculative(MarkovSession(), Always(2), [0], 3, 6, 1.0, generator, eos_token_ids=(2,))
+        choose = sampler(1.0, generator)
+        tokens = decode_speculative(MarkovSession(), Always(2), [0], 3, 6, (2,), choose).token_ids
         assert 2 not in tokens[:-1]
         assert len(tokens) == 6 or tokens[-1] == 2

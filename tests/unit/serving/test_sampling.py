@@ -9,9 +9,10 @@ import numpy as np
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.decoder_base import Served
 from eyas.engines.spec_decode_metrics import SpecCounters
+from eyas.evaluate.two_samples import broken_by_sampling
 from eyas.report.serving_section import served_rows
 from eyas.serving.results import ServingResults
-from eyas.serving.sampling import broken_by_sampling, compare_sampled, sample_answers
+from eyas.serving.sampling import compare_sampled, sample_answers
 from eyas.types import Completion
 
 PROMPTS = [Prompt(f"p{i}", (1, i)) for i in range(12)]

@@ -21,7 +21,7 @@ from eyas.types import TargetSpec, VocabMap
 _UPPER_INPUT_NORM = re.compile(r"layers\.[1-9]\d*\.input_layernorm\.weight")
 _VERSION = "0.9.0"  # of the format that is written
 _DRAFT_TOKENS = 3  # what a server starts with unless told otherwise
-# Of the native configuration, what describes the layer; the rest has names of its own.
+# Keys of the native configuration that describe the layer; the rest is written under other names.
 _LAYER_KEYS = (
     "model_type", "hidden_act", "hidden_size", "intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",

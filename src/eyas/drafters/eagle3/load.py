@@ -124,7 +124,7 @@ def _latent_attention(inside: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _window(inside: Mapping[str, Any]) -> int | None:
-    """As vLLM decides: a window that no layer's type asks for is none."""
+    """Return the window in tokens; as in vLLM, None unless a layer's type is sliding attention."""
     return int(inside["sliding_window"]) if "sliding_attention" in (inside.get("layer_types") or ()) else None
 
 

@@ -98,7 +98,7 @@ def shape_of(config: Mapping[str, Any], num_aux_layers: int) -> dict[str, Any]:
 
 
 def aux_layer_ids_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids L after L layers. Raises: UserError when two lists disagree or there is none."""
+    """Return the ids L after L layers. Raises: UserError without a list, or when two disagree."""
     dflash = config.get("dflash_config") or {}
     keys = ("aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids")
     found = [tuple(config[key]) for key in keys if config.get(key)]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from eyas.drafters.common.block.config import BlockConfig
 from eyas.errors import UserError
 
 
@@ -37,3 +38,10 @@ def sglang_arguments(algorithm: str, draft: str, num_draft_tokens: int) -> list[
         *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft),
         *("--speculative-num-draft-tokens", str(num_draft_tokens + 1)),
     ]
+
+
+def sglang_trouble(config: BlockConfig) -> str | None:
+    """Say why SGLang would not compute this draft as it was trained, or None."""
+    if not config.has_full_vocabulary:
+        return "SGLang maps no reduced vocabulary of a block draft; train with draft.vocab_size=null"
+    return None
