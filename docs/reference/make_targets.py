@@ -42,9 +42,9 @@ inside a wrapper of several modalities.
 ## What a target's folder can hold
 
 Each row is made from a tiny model (`tests/support/oddities.py`) and read by every verb, from a folder, a URL and the hub's cache
-(`tests/contract/test_one_reader.py`). Where only wrappers can have it, all five families of them are tried. The last two columns say
-what the tests ask the libraries; vLLM's column is an answer of its own configuration or template code ("reads it alike"), and vLLM
-was not started with these folders.
+(`tests/contract/test_one_reader.py`). Where only wrappers can have it, all five families of them are tried. The last two columns are
+written beside each case, from what the libraries answered; vLLM's is an answer of its configuration or template code ("reads it
+alike"), and vLLM was not started with these folders.
 
 
 {oddities}
