@@ -138,9 +138,16 @@ def _locked(path: Path, what: str) -> BinaryIO:
             held_by = _content(file)
             file.close()
             raise refusal(what, held_by, remedy)
-        if path.is_file() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        if _is_file_at(path, file):
             return file
         file.close()
+
+
+def _is_file_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _content(file: BinaryIO) -> bytes:

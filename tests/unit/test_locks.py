@@ -100,6 +100,24 @@ def test_one_of_many_threads_holds_a_lock_that_is_removed_again_and_again(tmp_pa
     assert len(most) > 1
 
 
+def test_a_file_that_vanishes_before_it_is_compared_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, looks = tmp_path / "lock", []
+    fstat = os.fstat
+
+    def vanish(file: int) -> os.stat_result:
+        if not looks:
+            looks.append(file)
+            path.unlink()  # as the holder before does it
+        return fstat(file)
+
+    monkeypatch.setattr(os, "fstat", vanish)
+    with hold(path, "runs/a"):
+        assert json.loads(path.read_text())["process"] == os.getpid()
+    assert looks
+
+
 def test_a_later_process_of_the_dead_holders_number_is_not_the_holder() -> None:
     this = json.loads(owner())
     assert not is_dead(json.dumps(this).encode())
