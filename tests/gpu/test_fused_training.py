@@ -151,7 +151,7 @@ def test_a_loss_that_is_not_finite_takes_no_step() -> None:
     here = on_gpu(case_of(3), torch.bfloat16)
     batch = pack_batch(here.states, rows_of(NUM_STEPS), CUDA, torch.bfloat16)
     runner = FusedUnroll(here.draft, torch.bfloat16)
-    settings = TrainSettings()
+    settings = TrainSettings(learning_rate=5e-4)
     adamw, muon = make_optimizers(here.draft.trainable(), settings, HEADS, TABLES)
     stepper = Stepper(adamw, settings, 10, runner.weights.copies, muon)
     before = {n: p.detach().clone() for n, p in here.draft.trainable().items()}

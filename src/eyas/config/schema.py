@@ -1,7 +1,7 @@
 """Every setting of a run, with its default: the one place where defaults live."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -208,8 +208,10 @@ class TrainSettings(Section):
         "muon", description="muon: the layer's matrices by Muon, head and norms by AdamW; adamw: all by AdamW"
     )
     train_head: bool = Field(True, description="false: the head stays the target's rows")
-    learning_rate: float = Field(
-        5e-4, gt=0, description="peak learning rate; small targets take more, one 576 wide 2e-3"
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="peak learning rate; auto: 2e-3 at width 576, less by the root of the draft's width, "
+        "and half of that with draft.init_from",
     )
     warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
     weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")

@@ -17,6 +17,7 @@ class Plan:
     tokens: Tokens
     bytes_per_token: int
     draft_parameters: int
+    learning_rate: float
     disk: list[Need]
     memory: list[Need]
     stages: list[StagePlan]
@@ -43,6 +44,7 @@ class Plan:
             "tokens": dataclasses.asdict(self.tokens),
             "bytes_per_token": self.bytes_per_token,
             "draft_parameters": self.draft_parameters,
+            "learning_rate": self.learning_rate,
             "disk": needs(self.disk),
             "memory": needs(self.memory),
             "stages": [dataclasses.asdict(s) for s in self.stages],
@@ -57,7 +59,8 @@ def print_plan(found: Plan) -> None:
     layers = ", ".join(map(str, shape.spec.aux_layer_ids))
     print(f"target   {shape.spec.model} ({shape.spec.architecture}), {size(shape.weight_bytes)} of weights "
           f"by {shape.weight_basis}; aux layers {layers}")  # fmt: skip
-    print(f"draft    {found.draft_parameters / 1e6:,.1f} million trained parameters")
+    print(f"draft    {found.draft_parameters / 1e6:,.1f} million trained parameters, "
+          f"learning rate {found.learning_rate:g}")  # fmt: skip
     print(f"data     {tokens.total:,.0f} tokens ({tokens.supervised_share:.0%} supervised), {tokens.basis}")
     print(f"states   {found.bytes_per_token:,} bytes a supervised token")
     print()

@@ -99,7 +99,7 @@ def _training(run: FinishedRun) -> str:
             f"- {counts.get('train_supervised_tokens', 0):,} supervised tokens of "
             f"{counts.get('train_conversations', 0):,} conversations, {whose}",
             f"- {train.num_epochs} epochs, {facts.get('num_steps', 0):,} steps, {how}, "
-            f"learning rate {train.learning_rate:g}",
+            f"learning rate {facts.get('learning_rate', train.learning_rate)}",
             f"- draft vocabulary of {vocab_size:,} tokens, which covers "
             f"{facts.get('coverage', 0):.2%} of the supervised ones",
         )

@@ -94,8 +94,7 @@ def init(
         decoded=128 if gpus else 64,
         unroll=7 if gpus else 3,
         batch_tokens=8192 if gpus else 512,
-        train="  compute_dtype: bfloat16 # masters and optimizer stay in float32\n" if gpus
-        else "  learning_rate: 2.0e-3   # small targets take more than the default\n",
+        train="  compute_dtype: bfloat16 # masters and optimizer stay in float32\n" if gpus else "",
     )  # fmt: skip
     with atomic_file(output) as beside:
         beside.write_text(text, encoding="utf-8")

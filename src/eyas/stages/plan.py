@@ -19,6 +19,7 @@ from eyas.run_folder import read_record
 from eyas.stages.init_from import draft_config
 from eyas.stages.run import run_stage, stages_of
 from eyas.stages.run_context import RunContext, facts_of
+from eyas.train.learning_rate import with_peak_rate
 
 # A target of at most this size is loaded for a calibration without being asked.
 CALIBRATED_BYTES = 2 << 30
@@ -96,6 +97,7 @@ def plan(
         tokens=found,
         bytes_per_token=spec.bytes_per_token,
         draft_parameters=estimates.draft_parameters(draft),
+        learning_rate=_learning_rate(config, shape_of_draft.hidden_size),
         disk=disk_needs(config, shape, found, draft, states),
         memory=memory_needs(config, shape, found, draft, gpu_memory),
         stages=_with_stream(config, stages, known, found.train, trained),
@@ -122,6 +124,10 @@ def _measure(context: RunContext, rows: Any) -> MeasuredRates:
 
 def _is_small(config: RunConfig, shape: TargetSize) -> bool:
     return shape.is_here and shape.weight_bytes <= CALIBRATED_BYTES and config.extract.prepared_data is None
+
+
+def _learning_rate(config: RunConfig, width: int) -> float:
+    return float(with_peak_rate(config.train, width, config.draft.init_from is not None).learning_rate)
 
 
 def _state(context: RunContext, stage: str) -> str:

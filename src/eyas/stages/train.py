@@ -121,6 +121,7 @@ def _run(context: RunContext, trainer: Trainer) -> None:
     names = config.train.trackers if ranks.is_first else ()
     with Trackers(names, config.run_dir, dict(flatten(config.model_dump(mode="json")))) as trackers:
         trainer.watch = trackers.log
+        say(f"train: learning rate {trainer.settings.learning_rate}")
         trainer.run()
 
 
@@ -136,6 +137,7 @@ def _finish(context: RunContext, trainer: Trainer, facts: dict[str, Any]) -> Non
         num_steps=len(trainer.batches),
         acceptance_length=trainer.best,
         history=trainer.history,
+        learning_rate=trainer.settings.learning_rate,
         **facts,
     )
     say(f"train: best validation acceptance length {trainer.best:.2f} at step {checkpoint.step}")

@@ -36,6 +36,7 @@ from eyas.train.checkpoint import (
 )
 from eyas.train.ema import WeightEMA
 from eyas.train.grad_accumulation import add_up_in_slices, add_up_whole
+from eyas.train.learning_rate import with_peak_rate
 from eyas.train.optim import Stepper, make_optimizers
 from eyas.train.precision import compute_dtype
 from eyas.train.prefetch import Windows, feed, whole
@@ -85,6 +86,8 @@ class Trainer:
     watch: Callable[[dict[str, Any]], None] = lambda row: None  # told each new row, on the first rank
 
     def __post_init__(self) -> None:
+        continued = self.draft_settings.init_from is not None
+        self.settings = with_peak_rate(self.settings, self.draft.config.hidden_size, continued)
         self.dtype = compute_dtype(self.settings, self.device)
         self.teacher = self.teacher.to(self.device, self.dtype)
         if self.device.type == "cuda" and not self.draft.config.has_own_embedding:

@@ -1,12 +1,12 @@
 """AdamW and Muon in fp32 with warm-up and cosine decay; on the fast path a step stays on the device."""
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from eyas.config.schema import TrainSettings
+from eyas.train.learning_rate import learning_rate
 from eyas.train.ranks import Ranks
 
 
@@ -172,7 +172,7 @@ def make_optimizers(
     if settings.optimizer == "muon":
         muon = torch.optim.Muon(
             matrices,
-            lr=settings.learning_rate,
+            lr=float(settings.learning_rate),
             weight_decay=settings.weight_decay,
             adjust_lr_fn="match_rms_adamw",
         )
@@ -182,20 +182,10 @@ def make_optimizers(
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
+    adamw = torch.optim.AdamW(groups, lr=float(settings.learning_rate), betas=settings.betas, fused=True)
     return adamw, muon
 
 
 def suits_muon(name: str, parameter: torch.Tensor, tables: Collection[str]) -> bool:
     """Whether Muon may take a parameter: a matrix that is not among the heads and tables of tokens."""
     return parameter.ndim == 2 and name not in tables
-
-
-def learning_rate(step: int, num_steps: int, settings: TrainSettings) -> float:
-    """Return the rate of step 0, 1, ...: linear warm-up, then half a cosine down to a twentieth."""
-    warmup = max(1, round(settings.warmup_share * num_steps))
-    if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, num_steps - warmup)
-    floor = 0.05
-    return settings.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))

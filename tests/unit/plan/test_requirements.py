@@ -68,7 +68,7 @@ def test_the_disk_is_asked_for_what_is_not_done(tmp_path: Path) -> None:
 
 def test_a_plan_is_printed_with_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     needs = [Need("states", 3 * GIB, GIB, "basis"), Need("more", 1, None, "basis")]
-    plan = Plan(size_of(), TOKENS, 10, 10**6, needs, [], [], ["mind this"])
+    plan = Plan(size_of(), TOKENS, 10, 10**6, 1e-3, needs, [], [], ["mind this"])
     print_plan(plan)
     shown = capsys.readouterr().out
     assert "DOES NOT FIT" in shown

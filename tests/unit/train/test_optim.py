@@ -7,7 +7,8 @@ from eyas.config.schema import TrainSettings
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.model import HEADS, TABLES, Eagle3Draft
 from eyas.errors import UserError
-from eyas.train.optim import learning_rate, make_optimizers
+from eyas.train.learning_rate import learning_rate, with_peak_rate
+from eyas.train.optim import make_optimizers
 from tiny import make_spec
 
 SETTINGS = TrainSettings(learning_rate=1.0, warmup_share=0.1)
@@ -28,13 +29,13 @@ def test_the_rate_falls_by_half_a_cosine_to_a_twentieth() -> None:
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_the_shortest_runs_have_a_positive_rate(num_steps: int) -> None:
     for share in (0.0, 0.05, 0.9):
-        settings = TrainSettings(warmup_share=share)
+        settings = TrainSettings(learning_rate=1.0, warmup_share=share)
         assert all(learning_rate(step, num_steps, settings) > 0 for step in range(num_steps))
 
 
 def test_the_optimizer_holds_every_trainable_tensor_and_decays_matrices_only() -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20))
-    settings = TrainSettings(optimizer="adamw", weight_decay=0.1)
+    settings = TrainSettings(learning_rate=1.0, optimizer="adamw", weight_decay=0.1)
     optimizer, _ = make_optimizers(draft.trainable(), settings, HEADS, TABLES)
     decayed, free = optimizer.param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
@@ -47,7 +48,7 @@ def test_the_optimizer_holds_every_trainable_tensor_and_decays_matrices_only() -
 @pytest.mark.parametrize("train_head", [True, False])
 def test_muon_takes_the_layers_matrices_and_adamw_the_rest(train_head: bool) -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20))
-    settings = TrainSettings(optimizer="muon", train_head=train_head)
+    settings = TrainSettings(learning_rate=1.0, optimizer="muon", train_head=train_head)
     adamw, muon = make_optimizers(draft.trainable(), settings, HEADS, TABLES)
     assert muon is not None
     names = {p: n for n, p in draft.trainable().items()}
@@ -58,10 +59,24 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest(train_head: bool) -> 
     assert by_muon == {n for n, p in draft.trainable().items() if p.ndim == 2} - {"lm_head.weight"}
 
 
+@pytest.mark.parametrize(
+    ("width", "rate"), [(576, 2e-3), (896, 1.6e-3), (1536, 1.22e-3), (4096, 7.5e-4), (7168, 5.67e-4)]
+)
+def test_auto_is_2e_3_at_width_576_and_falls_with_the_root_of_the_width(width: int, rate: float) -> None:
+    settings = TrainSettings()
+    assert with_peak_rate(settings, width, continued=False).learning_rate == rate
+    halved = with_peak_rate(settings, width, continued=True).learning_rate
+    assert halved == pytest.approx(rate / 2, rel=5e-3)
+
+
+def test_a_rate_that_was_asked_for_is_taken_at_every_width() -> None:
+    assert with_peak_rate(SETTINGS, 7168, continued=True).learning_rate == SETTINGS.learning_rate
+
+
 def test_masters_that_are_not_fp32_are_refused() -> None:
     draft = Eagle3Draft(draft_config_for(make_spec(), 20)).to(torch.bfloat16)
     with pytest.raises(AssertionError, match="fp32"):
-        make_optimizers(draft.trainable(), TrainSettings(), HEADS, TABLES)
+        make_optimizers(draft.trainable(), SETTINGS, HEADS, TABLES)
 
 
 def test_a_draft_copies_the_targets_shape_where_nothing_else_is_asked() -> None:

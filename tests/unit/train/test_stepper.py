@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from eyas.config.schema import TrainSettings
-from eyas.train.optim import StepOutcome, Stepper, learning_rate, make_optimizers
+from eyas.train.learning_rate import learning_rate
+from eyas.train.optim import StepOutcome, Stepper, make_optimizers
 from slow_reference import adamw_steps
 
 NUM_STEPS = 6

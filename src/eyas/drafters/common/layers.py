@@ -1,5 +1,6 @@
 """The parts drafts are built of: RMSNorm, rotary positions, attention weights, SwiGLU."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -35,6 +36,15 @@ class LayerConfig(Protocol):
     def rope_parameters(self) -> Mapping[str, Any]: ...
     @property
     def latent_attention(self) -> Mapping[str, int] | None: ...
+
+
+def start_std(width: int) -> float:
+    """Return the standard deviation of matrices that start as noise.
+
+    Attention scores of normed rows grow with its square times the width. So above width 576 it falls with the
+    root of the width, and scores start alike at all of these widths.
+    """
+    return 0.02 * min(1.0, math.sqrt(576 / width))
 
 
 class RMSNorm(nn.Module):

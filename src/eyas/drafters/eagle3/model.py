@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from eyas.drafters.common.attention import Attend
-from eyas.drafters.common.layers import MLP, Attention, RMSNorm, Rotary
+from eyas.drafters.common.layers import MLP, Attention, RMSNorm, Rotary, start_std
 from eyas.drafters.common.mla import LatentAttention
 from eyas.drafters.common.recompute import again
 from eyas.drafters.eagle3.config import DraftConfig
@@ -157,7 +157,7 @@ class Eagle3Draft(nn.Module):
         width, target_width = self.config.hidden_size, self.config.target_hidden_size
         for parameter in self.trainable().values():
             if parameter.ndim == 2:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * start_std(width))
         if width == target_width:
             passed = torch.eye(width)
             self.embed_tokens.weight.copy_(embedding)

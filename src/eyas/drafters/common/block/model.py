@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from eyas.drafters.common.block.config import BlockConfig
-from eyas.drafters.common.layers import MLP, RMSNorm, Rotary
+from eyas.drafters.common.layers import MLP, RMSNorm, Rotary, start_std
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 
@@ -163,8 +163,9 @@ class BlockDraft(nn.Module):
     @torch.no_grad()
     def start(self, norm_weight: torch.Tensor, seed: int) -> None:
         """Start as noise, with the target's final norm [D] in front of its head."""
+        std = start_std(self.config.hidden_size)
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.trainable().values():
             if parameter.ndim == 2:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
         self.norm.weight.copy_(norm_weight)
