@@ -12,7 +12,7 @@ demo: .venv/demo.done
 test: .venv/test.done
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not kills"
 
-# Kills before changes of files of every stage.
+# A kill before each change of a file, in every stage.
 test-kills: .venv/test.done
 	$(BIN)/python -m pytest -n 2 -m kills
 

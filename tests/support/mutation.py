@@ -33,6 +33,7 @@ from mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "mutation.toml"
+_OURS = (ROOT / "src", ROOT / "tests")  # not .venv, which lies in the same folder
 # Loaded once, before any fork: they take seconds, and nothing in them is changed.
 _PRELOADED = (
     *("numpy", "torch", "torch.distributed", "pyarrow.parquet", "safetensors.torch", "pytest", "hypothesis"),
@@ -161,7 +162,7 @@ def _reload(module: str, path: Path, source: bytes) -> None:
 
     for name, loaded in list(sys.modules.items()):
         file = getattr(loaded, "__file__", None)
-        if name != "__main__" and file and Path(file).is_relative_to(ROOT):
+        if name != "__main__" and file and any(Path(file).is_relative_to(folder) for folder in _OURS):
             del sys.modules[name]
     sys.meta_path.insert(0, Finder())
 
