@@ -205,6 +205,7 @@ for _name, _summary, _command in _STAGES:
     help="share of a GPU's memory the engine may use",
 )
 @click.option("--dtype", help="the engine's  [default: the one the draft was trained with]")  # fmt: skip
+@click.option("--trust-remote-code", is_flag=True, help="allow code from the target's folder")
 @_debug
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE ARGUMENTS]...")
 def serve(debug: bool, **arguments: Any) -> None:

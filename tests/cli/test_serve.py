@@ -40,14 +40,38 @@ def assert_refused(screen: Screen, what: str, hint: str) -> None:
 
 
 def test_the_printed_command_of_vllm(draft: Path, tiny_target: Path) -> None:
-    screen = eyas("serve", draft, "--print", "-k", "2", "--port", "8100", "--max-model-len", "512")
+    further = ("--port", "8100", "--trust-remote-code", "--max-model-len", "512")
+    screen = eyas("serve", draft, "--print", "-k", "2", *further)
     assert screen.code == 0, screen.err
     words = shlex.split(screen.out)
     assert words[:3] == ["vllm", "serve", str(tiny_target)]
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert config == {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 2}
     assert words[words.index("--dtype") + 1] == "float32"
+    assert words[words.index("--generation-config") + 1] == "vllm"
+    assert "--trust-remote-code" in words
     assert words[-4:] == ["--port", "8100", "--max-model-len", "512"]
+
+
+def test_the_revision_that_a_draft_was_trained_for_is_served(
+    draft: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a hub id; a target that is named instead has other revisions."""
+    asked: list[Any] = []
+
+    def located(name: str, revision: str | None = None) -> tuple[Path, bool]:
+        asked.append(revision)
+        return tiny_target, True
+
+    monkeypatch.setattr("eyas.serving.fit.locate_config", located)
+    monkeypatch.setattr("eyas.serving.fit.is_local", lambda name: False)
+    target = json.loads((draft / "config.json").read_text())["eyas"]["target"]
+    change_json(draft / "config.json", eyas={"target": target | {"model": "a/b", "revision": "abc"}})
+    screen = eyas("serve", draft, "--print")
+    words = shlex.split(screen.out)
+    assert words[words.index("--revision") + 1] == "abc"
+    assert "--revision" not in eyas("serve", draft, "--print", "--target", "c/d").out
+    assert asked == ["abc", None]
 
 
 def test_the_printed_command_of_sglang(draft: Path, tiny_target: Path) -> None:

@@ -1,19 +1,13 @@
-"""The draft measured where it serves: vLLM's engine, vLLM's server started by eyas, a server like SGLang."""
+"""The draft measured where it serves: vLLM's engine, a server like SGLang."""
 
 import contextlib
 import csv
 import functools
 import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from eyas.config.load import load_config
@@ -21,7 +15,7 @@ from eyas.config.schema import VllmSettings
 from eyas.drafters.eagle3 import vllm
 from eyas.engines.transformers.engine import TransformersEngine
 from eyas.stages.run_context import RunContext
-from machine import free_port, wait_until
+from machine import free_port
 from metrics_server import SGLangServer
 from pipeline import eyas, write_prompts, write_run
 from tiny import spec_of, write_jsonl
@@ -106,51 +100,6 @@ def test_vllm_agrees_with_prediction_and_decoding_here(
     assert "In the engine" in page
     assert "Speed-up over the target alone" in page
     assert served["recommendation"] in screen.err
-
-
-@pytest.fixture
-def server(run_file: Path) -> Iterator[str]:
-    """``eyas serve`` with the run's draft, ready to answer."""
-    port = free_port()
-    words = ["-k", "2", "--port", str(port), "--max-model-len", "128", "--enforce-eager"]
-    words += ["--kv-cache-memory-bytes", str(1 << 26), "--max-num-seqs", "8"]
-    command = [sys.executable, "-m", "eyas", "serve", str(run_file.parent / "run" / "draft"), *words]
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    log = (run_file.parent / "server.log").open("w")
-    process = subprocess.Popen(
-        command, env=os.environ | quiet, stdout=log, stderr=log, start_new_session=True
-    )
-
-    def answers() -> bool:
-        assert process.poll() is None, Path(log.name).read_text()[-3000:]
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{port}/health").is_success
-        return False
-
-    try:
-        wait_until(answers, every_s=1)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(300)
-        log.close()
-
-
-@needs_vllm
-def test_the_server_that_eyas_starts_is_measured_over_http(run_file: Path, server: str) -> None:
-    screen = eyas("evaluate", "-c", run_file, "--endpoint", server, "--fresh")
-    assert screen.code == 0, screen.err
-    report = report_of(run_file)
-    served = report["served"]
-    assert served["agreement"]["broken"] == []
-    low, high = served["agreement"]["served"]
-    assert low <= report["acceptance"] <= high
-    assert served["lossless"]["differences"] == []
-    assert len(served["points"][0]["acceptance_rates"]) == 2
-    assert "no recommendation" in served["recommendation"]
-    screen = eyas("evaluate", "-c", run_file, "--endpoint", server, "--fresh", "evaluate.num_draft_tokens=3")
-    assert screen.code == 2
-    assert "error: the server drafts 2 tokens a round, evaluate.num_draft_tokens is 3" in screen.err
 
 
 def test_a_server_with_sglangs_counters_is_measured_without_decoding_here(run_file: Path) -> None:

@@ -7,6 +7,12 @@ from collections import Counter
 from types import TracebackType
 from typing import Any
 
+_RENDERINGS = {
+    "/tokenize": "tokens",
+    "/v1/chat/completions/render": "token_ids",
+    "/v1/chat/completions": "prompt_token_ids",
+}
+
 
 class FakeServer:
     """Answers /v1/models, /v1/completions and /tokenize; every attribute may be set before it is used."""
@@ -14,6 +20,8 @@ class FakeServer:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.models = ["target"]
+        self.parents: dict[str, str] = {}  # of models that are adapters
+        self.lag: float | None = 0.0  # of a token behind the likeliest; None: no log-probabilities
         self.returns_ids = True
         self.refused_fields: set[str] = set()
         self.hold_until_in_flight = 0  # answers wait until so many requests are in flight
@@ -92,13 +100,15 @@ class FakeServer:
 
     async def _reply(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/models":
-            return 200, {"data": [{"id": name} for name in self.models]}
-        for known, key in (("/tokenize", "tokens"), ("/v1/chat/completions/render", "token_ids")):
+            return 200, {"data": [{"id": name, "parent": self.parents.get(name)} for name in self.models]}
+        for known, key in _RENDERINGS.items():
             if path == known:
                 offered = self.rendered is not None and known == self.renders_at
                 return (200, {key: self.rendered}) if offered else (404, {})
         if path != "/v1/completions":
             return 404, {}
+        if "logprobs" in body:  # a first look, which is not counted
+            return self._complete(body)
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         if self._in_flight >= self.hold_until_in_flight:
@@ -109,16 +119,18 @@ class FakeServer:
         return self._complete(body)
 
     def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
-        self.bodies.append(body)
+        looks = "logprobs" in body
+        if not looks:
+            self.bodies.append(body)
         refused = self.refused_fields & set(body)
         if refused:
             return 400, {"error": f"unknown field {min(refused)}"}
-        if self.troubles:
+        if self.troubles and not looks:
             return self.troubles.pop(), {"error": "busy"}
         prompt = tuple(body["prompt"])
         if prompt in self.failing_prompts:
             return 400, {"error": "this prompt is not liked"}
-        self.answers[prompt] += 1
+        self.answers[prompt] += not looks
         ids = self.answer_ids(prompt)
         choice: dict[str, Any] = {
             "finish_reason": self.finish_reason,
@@ -128,4 +140,7 @@ class FakeServer:
             ids = ids[:-1]
         if self.returns_ids:
             choice |= {"token_ids": ids, "prompt_token_ids": list(prompt)}
+        if looks and self.lag is not None:
+            steps = [-1.0 - self.lag] * len(ids)
+            choice["logprobs"] = {"token_logprobs": steps, "top_logprobs": [{"likeliest": -1.0}] * len(ids)}
         return 200, {"choices": [choice]}

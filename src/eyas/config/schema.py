@@ -89,6 +89,12 @@ class RegenerateSettings(Section):
     timeout_s: float = Field(1800, gt=0, description="longest wait for one answer of an endpoint")
     max_failures: NonNegativeInt = Field(0, description="answers that may fail before the stage stops")
     extra_body: dict[str, Any] = Field({}, description="further fields of each request, e.g. {top_p: 0.95}")
+    max_other_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="share of an endpoint's first greedy tokens that may not be the target's",
+    )
     max_new_tokens: PositiveInt = Field(512, description="length limit of one answer")
     batch_size: PositiveInt = Field(32, description="conversations in flight in an engine of our own")
     temperature: float = Field(0.0, ge=0, description="0: greedy")

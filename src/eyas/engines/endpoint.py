@@ -19,8 +19,18 @@ _LONGEST_PAUSE_S = 20.0
 _OTHER_FILES = 256
 _WORKERS_PER_CLIENT = 16
 _CONNECT_S = 60.0
-# vLLM's additions to the protocol. A server that refuses them is asked again without.
+# vLLM's additions to the protocol.
 _EXTENSIONS = {"return_token_ids": True, "skip_special_tokens": False, "add_special_tokens": False}
+# The target's distribution as it is. Servers fill what a request leaves out from generation_config.json.
+NEUTRAL = {
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+_LOGPROBS = {"logprobs": 1, "return_tokens_as_token_ids": True}
 # What the stage itself decides; another value here would make the records untrue.
 _OURS = ("prompt", "max_tokens", "temperature", "seed", "stop", "n", "stream", "echo")
 
@@ -29,7 +39,8 @@ class EndpointEngine:
     """Generates with a server; ``end_of_turn_id`` is the token that a server leaves out of its text.
 
     ``num_retokenized`` counts answers that came back as text only and were tokenized again, which
-    is right unless the target spelled a word in an unusual way.
+    is right unless the target spelled a word in an unusual way. A field of a request that the server
+    refuses is left out from then on; ``refused`` names these.
     """
 
     def __init__(
@@ -48,15 +59,16 @@ class EndpointEngine:
         self.end_of_turn_id = end_of_turn_id
         self.timeout_s = timeout_s
         self.extra_body = dict(extra_body or {})
-        self.extensions = dict(_EXTENSIONS)
         self.num_retokenized = 0
+        self.refused: set[str] = set()
+        self._lags: dict[str, float] | None = None
         taken = [key for key in _OURS if key in self.extra_body]
         if taken:
             raise UserError(
                 f"regenerate.extra_body sets {taken[0]!r}, which eyas sets itself",
                 hint="use regenerate.max_new_tokens, regenerate.temperature or seed",
             )
-        self.model = self.extra_body.pop("model", None) or self._served_model()
+        self.model = self._served_model(self.extra_body.pop("model", None))
         self.concurrency = _allow_connections(concurrency)
 
     def check_rendering(self, messages: Sequence[Any], tools: Any, kwargs: Any, ours: Sequence[int]) -> bool:
@@ -67,8 +79,11 @@ class EndpointEngine:
         body = {"model": self.model, "messages": messages, "add_generation_prompt": True}
         body |= {"tools": tools} if tools else {}
         body |= {"chat_template_kwargs": kwargs} if kwargs else {}
-        theirs = self._rendered(f"{self.url}/chat/completions/render", "token_ids", body) or self._rendered(
-            f"{self.url.removesuffix('/v1')}/tokenize", "tokens", body
+        chat, one = f"{self.url}/chat/completions", {"max_tokens": 1, "return_token_ids": True}
+        theirs = (
+            self._rendered(f"{chat}/render", "token_ids", body)
+            or self._rendered(f"{self.url.removesuffix('/v1')}/tokenize", "tokens", body)
+            or self._rendered(chat, "prompt_token_ids", body | one)
         )
         if theirs is None:
             return False
@@ -94,6 +109,21 @@ class EndpointEngine:
                     yield item
             finally:
                 runner.run(answers.aclose())
+
+    def greedy_answers(
+        self, prompts: Iterable[Prompt], max_new_tokens: int
+    ) -> tuple[list[Completion | Failure], dict[str, float]]:
+        """Answer greedily; also return by prompt how far a token of the answer was below the likeliest one.
+
+        Units: log-probability, by the server's own account of each step. A prompt that it gave none for is
+        left out. Penalties and filters change which token is taken, and not these log-probabilities.
+        """
+        lags: dict[str, float] = {}
+        self._lags = lags
+        try:
+            return list(self.generate(prompts, Sampling(max_new_tokens))), lags
+        finally:
+            self._lags = None
 
     def close(self) -> None:
         pass
@@ -152,21 +182,25 @@ class EndpointEngine:
             "temperature": sampling.temperature,
             # One seed a prompt, so that like prompts do not get like noise.
             "seed": zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode()),
-            **self.extra_body,
         }
+        looks = self._lags is not None
+        further = _EXTENSIONS | NEUTRAL | (_LOGPROBS if looks else {})
+        chosen = {k: v for k, v in self.extra_body.items() if not (looks and k in NEUTRAL)}
         trouble = "no answer"
         for attempt in range(_ATTEMPTS):
-            sent = dict(self.extensions)
+            taken = {key: value for key, value in further.items() if key not in self.refused}
             try:
-                reply = await client.post(f"{self.url}/completions", json=body | sent)
+                reply = await client.post(f"{self.url}/completions", json=body | taken | chosen)
             except httpx.TransportError as error:
                 trouble = f"{type(error).__name__} {error}".strip()
             else:
                 if reply.is_success:
                     return self._completion(prompt, reply)
                 trouble = f"HTTP {reply.status_code}: {' '.join(reply.text.split())[:200]}"
-                if reply.status_code in (400, 422) and any(key in reply.text for key in sent):
-                    self.extensions = {}
+                if reply.status_code in (400, 422) and any(key in reply.text for key in taken):
+                    # A server may name the first of several only; of its own additions it knows all or none.
+                    named = {key for key in taken if key in reply.text}
+                    self.refused |= named | (_EXTENSIONS.keys() if named & _EXTENSIONS.keys() else set())
                     continue
                 if reply.status_code < 500 and reply.status_code not in (408, 425, 429):
                     break
@@ -187,9 +221,11 @@ class EndpointEngine:
             return Failure(prompt.prompt_id, f"finish reason {reason!r}")
         ids = choice.get("token_ids")
         if ids is None:
-            self.num_retokenized += 1
+            self.num_retokenized += self._lags is None
             ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         ids = tuple(ids)
+        if self._lags is not None and (lag := _lag(choice.get("logprobs"))) is not None:
+            self._lags[prompt.prompt_id] = lag
         if reason == "stop" and not (ids and ids[-1] in self.spec.eos_token_ids):
             # The server generated an end-of-turn, for nothing else was to stop it, and left it out.
             stopped_by = choice.get("stop_reason")
@@ -205,26 +241,43 @@ class EndpointEngine:
             return None
         return value if isinstance(value, list) else None
 
-    def _served_model(self) -> str:
-        """Return the one model that the server has.
+    def _served_model(self, asked: str | None) -> str:
+        """Return the model that is asked for, or the only one that the server has besides its adapters.
 
-        Raises: UserError when it cannot be reached or has several.
+        Raises: UserError when it cannot be reached, has several, or the model is an adapter (LoRA).
         """
         try:
             reply = httpx.get(f"{self.url}/models", timeout=30, auth=self._auth)
             reply.raise_for_status()
-            names = [str(model["id"]) for model in reply.json()["data"]]
+            parents = {str(model["id"]): model.get("parent") for model in reply.json()["data"]}
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"regenerate.endpoint={self.url} does not answer /models: {type(error).__name__} {error}",
                 hint="the address of an OpenAI-compatible server ends in /v1, e.g. http://127.0.0.1:8000/v1",
             ) from None
-        if len(names) != 1:
+        names = [name for name, parent in parents.items() if parent is None]
+        if asked is None and len(names) != 1:
             raise UserError(
                 f"the server has {len(names)} models: {', '.join(names[:5])}",
                 hint="choose one with regenerate.extra_body={model: NAME}",
             )
-        return names[0]
+        name = names[0] if asked is None else asked
+        if parents.get(name) is not None:
+            raise UserError(
+                f"the server's {name} is an adapter (LoRA) of {parents[name]}, which is not the target",
+                hint=f"set regenerate.extra_body={{model: {parents[name]}}}, or merge the adapter into the "
+                "target and name the merged folder in target.model",
+            )
+        return name
+
+
+def _lag(logprobs: Any) -> float | None:
+    """Return how far the chosen token was below the likeliest one, at the step where that is most."""
+    try:
+        pairs = zip(logprobs["top_logprobs"], logprobs["token_logprobs"], strict=True)
+        return max((max(top.values()) - chosen for top, chosen in pairs if top), default=0.0)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _allow_connections(wanted: int) -> int:

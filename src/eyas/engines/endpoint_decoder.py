@@ -63,7 +63,9 @@ class EndpointDecoder:
 class _Timed(EndpointEngine):
     """Notes how long each answer took, retries included."""
 
-    latencies_s: list[float]
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.latencies_s: list[float] = []
 
     async def _answer(self, client: Any, prompt: Prompt, sampling: Sampling) -> Completion | Failure:
         started = time.perf_counter()

@@ -33,7 +33,7 @@ class Installed:
 class DraftServer:
     """A server with a draft, as ``eyas serve`` is asked for it. ``extra`` words go to the engine unchanged.
 
-    ``kind`` is the draft's.
+    ``kind`` is the draft's; ``revision`` is the target's on the hub, None for a folder.
     """
 
     draft: Path
@@ -45,6 +45,8 @@ class DraftServer:
     port: int
     tp_size: int
     gpu_memory_utilization: float
+    trust_remote_code: bool = False
+    revision: str | None = None
     extra: tuple[str, ...] = ()
 
 

@@ -20,6 +20,7 @@ import eyas
 from eyas.config.schema import RunConfig
 from eyas.data.chat import ChatRenderer
 from eyas.engines.decoder_base import Decoder
+from eyas.engines.endpoint_checks import check_greedy
 from eyas.engines.endpoint_decoder import EndpointDecoder
 from eyas.engines.info import engine_info
 from eyas.evaluate.two_samples import broken_by_sampling
@@ -123,16 +124,15 @@ def _decoders(run: ServedRun, measured: ServingResults) -> Iterator[tuple[int | 
     """Start those engines that are not done, the target alone last; or take the server there is."""
     settings, spec = run.config.evaluate, run.spec
     if settings.endpoint:
-        yield (
-            None,
-            EndpointDecoder(
-                settings.endpoint,
-                spec,
-                run.renderer.tokenizer,
-                end_of_turn_id=run.renderer.end_of_turn_id(),
-                timeout_s=run.config.regenerate.timeout_s,
-            ),
+        server = EndpointDecoder(
+            settings.endpoint,
+            spec,
+            run.renderer.tokenizer,
+            end_of_turn_id=run.renderer.end_of_turn_id(),
+            timeout_s=run.config.regenerate.timeout_s,
         )
+        check_greedy(server.engine, measured.prompts, settings.max_new_tokens)
+        yield None, server
         return
     info = engine_info(settings.engine)
     wanted = {settings.num_draft_tokens, *settings.sweep_draft_tokens} - set(measured.done)

@@ -40,13 +40,16 @@ def check_file(folder: Path, stored: StoredDraft) -> None:
         )
 
 
-def check_target(folder: Path, stored: StoredDraft, name: str, print_only: bool) -> TargetSpec | None:
+def check_target(
+    folder: Path, stored: StoredDraft, target: TargetSettings, print_only: bool
+) -> TargetSpec | None:
     """Compare the target with what the draft was trained for: its shape first, then all of it.
 
     Returns None for a target of which only the shape is known: it is not here, and need not be to print.
     Raises: UserError naming what differs.
     """
-    outline = read_outline(locate_config(name)[0], TargetSettings(model=name))
+    name = target.model
+    outline = read_outline(locate_config(name, target.revision)[0], target)
     found = (outline.vocab_size, outline.hidden_size)
     shape = stored.shape
     if found != (shape.target_vocab_size, shape.target_hidden_size):
@@ -59,16 +62,14 @@ def check_target(folder: Path, stored: StoredDraft, name: str, print_only: bool)
     if print_only and not is_local(name):
         say(f"serve: {name} is not on this machine; only its shape was compared")
         return None
-    settings = TargetSettings(
-        model=name,
-        dtype=recorded["target"]["dtype"] if recorded else "auto",
-        aux_layer_ids=stored.aux_layer_ids,
-        fingerprint=way_of(recorded["target"]["weights_fingerprint"]) if recorded else "sampled",
-    )
-    target = locate(name)
-    spec = read_target(target, settings)
+    like_recorded: dict[str, Any] = {"aux_layer_ids": stored.aux_layer_ids}
     if recorded:
-        spec = as_recorded(spec, recorded["target"]["weights_fingerprint"], target)
+        like_recorded["dtype"] = recorded["target"]["dtype"]
+        like_recorded["fingerprint"] = way_of(recorded["target"]["weights_fingerprint"])
+    target_folder = locate(name, target.revision)
+    spec = read_target(target_folder, target.model_copy(update=like_recorded))
+    if recorded:
+        spec = as_recorded(spec, recorded["target"]["weights_fingerprint"], target_folder)
     if recorded and spec.fingerprint != recorded["target_fingerprint"]:
         before, now = recorded["target"], json.loads(json.dumps(spec.to_json()))
         key = next(k for k in before if before[k] != now[k] and k not in ("model", "revision"))

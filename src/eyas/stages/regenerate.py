@@ -8,19 +8,18 @@ from typing import Any
 
 from eyas.data.chat import ChatRenderer
 from eyas.data.prepared import SPLITS, PreparedWriter, is_whole, read_conversations, read_manifest
-from eyas.data.render_error import RenderError
 from eyas.engines.base import Sampling
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
 from eyas.regeneration.answerer import Answerer
 from eyas.regeneration.dialogues import Dialogue, write_dialogues
+from eyas.regeneration.server import open_server
 from eyas.stages.prepare import new_renderer
 from eyas.stages.run_context import RunContext, begin, finish, next_command
 
 # How the answers are fetched is no part of what they are.
-_HOW = {"batch_size", "endpoint", "concurrency", "timeout_s", "max_failures"}
+_HOW = {"batch_size", "endpoint", "concurrency", "timeout_s", "max_failures", "max_other_share"}
 _BLOCK_ROWS = 8192
-_COMPARED_RENDERINGS = 3
 
 
 def regenerate(context: RunContext) -> None:
@@ -85,32 +84,10 @@ class _Server:
         context, settings = self.context, self.context.config.regenerate
         if settings.endpoint is None:
             return context.make_engine(settings.engine, batch_size=settings.batch_size)
-        from eyas.engines.endpoint import EndpointEngine
-
-        engine = EndpointEngine(
-            settings.endpoint,
-            context.spec,
-            context.tokenizer,
-            end_of_turn_id=self.renderer.end_of_turn_id(),
-            concurrency=settings.concurrency,
-            timeout_s=settings.timeout_s,
-            extra_body=settings.extra_body,
-        )
+        length = context.config.data.max_length
+        engine = open_server(settings, context.spec, self.renderer, waiting, length, context.open_target)
         self.name = engine.model
-        compared = [self._renders_alike(engine, dialogue) for dialogue in waiting[:_COMPARED_RENDERINGS]]
-        if not all(compared):
-            say("  the server offers no rendering to compare with; prompts are sent as token ids")
         return engine
-
-    def _renders_alike(self, engine: Any, dialogue: Dialogue) -> bool:
-        conversation, slot = dialogue.conversation, dialogue.slots[0]
-        try:
-            ours = self.renderer.prompt_ids(conversation, slot)
-        except RenderError:
-            return True  # dropped anyway
-        messages = conversation.for_template()[:slot]
-        tools = [dict(tool) for tool in conversation.tools]
-        return bool(engine.check_rendering(messages, tools, self.renderer.template_kwargs, ours))
 
 
 def _finish(

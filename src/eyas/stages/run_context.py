@@ -18,14 +18,19 @@ from eyas.engines.info import engine_info
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
+from eyas.registry import REFERENCE_ENGINE
 from eyas.report.finished_run import FinishedRun
 from eyas.run_folder import FOLDERS, STAGES, begin_record, read_record, write_record
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
-from eyas.targets.resolve_model import locate, locate_description
+from eyas.targets.resolve_model import is_local, locate, locate_description
 from eyas.targets.spec import as_recorded, read_target
 from eyas.targets.tokenizer import read_tokenizer
+from eyas.targets.weights import Weights
 from eyas.types import TargetSpec
+
+# As many bytes for each of a weight file: it may be quantised, and activations need some.
+_ROOM_FOR_WEIGHTS = 2.5
 
 
 @dataclass
@@ -128,7 +133,29 @@ class RunContext:
         info = engine_info(name)
         # Only here is the whole model needed.
         folder = locate(self.config.target.model, self.config.target.revision)
-        return info.start(self.config, folder, spec or self.spec, self.device, **settings)
+        device = settings.pop("device", self.device)
+        return info.start(self.config, folder, spec or self.spec, device, **settings)
+
+    def open_target(self) -> Any:
+        """Load the target into the reference engine, on a device that has room for it.
+
+        Raises: UserError where its weights are not on this machine, or too large for it.
+        """
+        model = self.config.target.model
+        if not is_local(model):
+            raise UserError(f"{model} is not on this machine")
+        return self.make_engine(REFERENCE_ENGINE, device=self._device_with_room())
+
+    def _device_with_room(self) -> str:
+        import psutil
+        import torch
+
+        needed = _ROOM_FOR_WEIGHTS * Weights(self.target_folder).num_bytes
+        if self.device != "cpu" and torch.cuda.mem_get_info()[0] > needed:
+            return self.device
+        if psutil.virtual_memory().available > needed:
+            return "cpu"
+        raise UserError(f"there is no room for {needed / 1e9:,.0f} GB of it in memory")
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from eyas.config.schema import TargetSettings
 from eyas.config.secrets import without_secrets
 from eyas.drafters.common.stored import StoredDraft
 from eyas.engines.info import DraftServer, EngineInfo, engine_info, engines_that
@@ -33,6 +34,7 @@ class ServeOptions:
     tp_size: int = 1
     gpu_memory_utilization: float = 0.9
     dtype: str | None = None
+    trust_remote_code: bool = False
     extra: tuple[str, ...] = ()
 
 
@@ -48,8 +50,14 @@ def serve(options: ServeOptions, print_only: bool) -> None:
         raise UserError(
             f"{options.draft} does not say which target it was trained for", hint="name it with --target"
         )
-    spec = check_target(options.draft, stored, str(name), print_only)
-    info, server = engine_info(options.engine), _server(options, stored, str(name))
+    settings = TargetSettings(
+        model=str(name),
+        # Another target than the recorded one has other revisions.
+        revision=None if options.target else recorded_target(stored).get("revision"),
+        trust_remote_code=options.trust_remote_code,
+    )
+    spec = check_target(options.draft, stored, settings, print_only)
+    info, server = engine_info(options.engine), _server(options, stored, settings)
     if trouble := info.draft_trouble(server.kind, stored.shape):
         others = " or ".join(other.name for other in _started(info))
         raise UserError(trouble, hint=f"serve it with --engine {others}")
@@ -65,20 +73,22 @@ def serve(options: ServeOptions, print_only: bool) -> None:
     assert spec is not None
     info.check_server(server, spec)
     check_port(options.host, options.port)
-    folder = locate(str(name))
+    folder = locate(settings.model, settings.revision)
     on_cpu = check_memory(folder, server, info.title)
-    words = info.serve_command(replace(server, target=str(folder)), on_cpu)
+    words = info.serve_command(replace(server, target=str(folder), revision=None), on_cpu)
     say(f"serve: {shlex.join(without_secrets(words))}")
     if on_cpu:
         words[0] = sys.executable
     os.execvp(words[0], words)
 
 
-def _server(options: ServeOptions, stored: StoredDraft, target: str) -> DraftServer:
+def _server(options: ServeOptions, stored: StoredDraft, target: TargetSettings) -> DraftServer:
     return DraftServer(
         draft=options.draft,
         kind=stored.architecture,
-        target=target,
+        target=target.model,
+        trust_remote_code=target.trust_remote_code,
+        revision=target.revision,
         num_draft_tokens=options.num_draft_tokens,
         dtype=options.dtype or recorded_target(stored).get("dtype") or "auto",
         host=options.host,

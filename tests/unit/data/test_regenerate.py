@@ -116,6 +116,58 @@ def test_fields_that_a_server_does_not_know_are_left_out(run: Regenerate, server
     assert len(run(ROWS).samples) == len(ROWS)
 
 
+def test_requests_carry_neutral_sampling_values_unless_they_are_chosen(
+    run: Regenerate, server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="eyas")
+    server.refused_fields = {"min_p"}
+    run(ROWS, "regenerate.extra_body={top_k: 5}")
+    for body in server.bodies:
+        assert {key: body.get(key) for key in endpoint.NEUTRAL} == {
+            "top_p": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "top_k": 5,
+            "min_p": None,
+            "repetition_penalty": 1.0,
+        }
+    assert "the server does not take min_p" in caplog.text
+
+
+def test_a_server_that_does_not_take_its_likeliest_tokens_is_refused(
+    run: Regenerate, server: FakeServer
+) -> None:
+    server.lag = 0.2
+    with pytest.raises(ContractError, match=r"16 of 16 differ, that to r\d+:0 by 0\.20") as caught:
+        run(ROWS)
+    assert "penalty" in str(caught.value.hint)
+    assert not server.bodies
+
+
+def test_what_a_server_leaves_open_is_said(
+    run: Regenerate, server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="eyas")
+    server.lag = None
+    run(ROWS)
+    assert "the server offers no rendering to compare with" in caplog.text
+    assert "cannot tell whether it adds a penalty" in caplog.text
+    assert "cannot tell whether the server's model is the target: none is not on this machine" in caplog.text
+
+
+def test_the_model_behind_adapters_is_taken(run: Regenerate, server: FakeServer) -> None:
+    server.models, server.parents = ["base", "tuned"], {"tuned": "base"}
+    run(ROWS)
+    assert {b["model"] for b in server.bodies} == {"base"}
+
+
+def test_a_model_that_is_an_adapter_is_refused(run: Regenerate, server: FakeServer) -> None:
+    server.models, server.parents = ["base", "tuned"], {"tuned": "base"}
+    with pytest.raises(UserError, match=r"the server's tuned is an adapter \(LoRA\) of base"):
+        run(ROWS, "regenerate.extra_body={model: tuned}")
+    assert not server.bodies
+
+
 def test_a_busy_or_breaking_server_is_asked_again(run: Regenerate, server: FakeServer) -> None:
     server.troubles = [503, 0, 429, 500, 0]
     out = run(ROWS)
@@ -186,7 +238,7 @@ def test_sampling_is_sent_and_recorded(run: Regenerate, server: FakeServer) -> N
     assert out.manifest["sampling"] == {"max_new_tokens": 512, "temperature": 0.7, "seed": 5, "top_p": 0.9}
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render"])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render", "/v1/chat/completions"])
 def test_a_server_that_renders_otherwise_is_refused(path: str, run: Regenerate, server: FakeServer) -> None:
     server.rendered = [1, 2, 3]
     server.renders_at = path
@@ -195,7 +247,7 @@ def test_a_server_that_renders_otherwise_is_refused(path: str, run: Regenerate, 
     assert not server.answers
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render"])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render", "/v1/chat/completions"])
 def test_a_server_that_renders_alike_is_used(path: str, run: Regenerate, server: FakeServer) -> None:
     server.renders_at = path
     server.rendered = _prompts(ROWS[:1])[0]

@@ -35,6 +35,8 @@ class SglangInfo(EngineInfo):
             *("python", "-m", "sglang.launch_server", "--model-path", server.target, "--dtype", server.dtype),
             *self.draft_file(server.kind).arguments(draft, server.num_draft_tokens),
             *(("--tp", str(server.tp_size)) if server.tp_size > 1 else ()),
+            *(("--trust-remote-code",) if server.trust_remote_code else ()),
+            *(("--revision", server.revision) if server.revision else ()),
             *("--mem-fraction-static", str(server.gpu_memory_utilization)),
             *("--enable-metrics", "--host", server.host, "--port", str(server.port), *server.extra),
         ]

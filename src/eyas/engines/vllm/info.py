@@ -129,6 +129,10 @@ class VllmInfo(EngineInfo):
         return [
             *(*(long if on_cpu else short), "--dtype", server.dtype, "--speculative-config", config),
             *(("--tensor-parallel-size", str(server.tp_size)) if server.tp_size > 1 else ()),
+            *(("--trust-remote-code",) if server.trust_remote_code else ()),
+            *(("--revision", server.revision) if server.revision else ()),
+            # Else penalties and filters of the model's generation_config.json change the target's answers.
+            *("--generation-config", "vllm"),
             *(*memory, "--host", server.host, "--port", str(server.port), *server.extra),
         ]
 
