@@ -216,8 +216,8 @@ class TrainSettings(Section):
     train_head: bool = Field(True, description="false: the head stays the target's rows")
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
-        description="peak learning rate; auto: 2e-3 at width 576, less by the root of the draft's width, "
-        "and half of that with draft.init_from",
+        description="peak learning rate; auto: 3e-3 (Muon) or 2e-3 (AdamW) at width 576, less by the root of "
+        "the draft's width, and half of that with draft.init_from",
     )
     warmup_share: float = Field(0.05, ge=0, lt=1, description="share of the steps spent warming up")
     weight_decay: float = Field(0.0, ge=0, description="weight decay, matrices only")

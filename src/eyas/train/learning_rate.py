@@ -4,8 +4,9 @@ import math
 
 from eyas.config.schema import TrainSettings
 
-# Measured: 2e-3 is best at width 576, and with the root of the width it is at 1536 too (benchmarks/LOG.md).
-_RATE, _WIDTH = 2e-3, 576
+# The best rates at width 576. With the root of the width, Muon's is as good as 1.22e-3 at 1536
+# (benchmarks/LOG.md).
+_RATES, _WIDTH = {"muon": 3e-3, "adamw": 2e-3}, 576
 # A draft that was trained before is changed less.
 _CONTINUED = 0.5
 # Where the rate ends, as a share of its peak.
@@ -16,12 +17,11 @@ def with_peak_rate(settings: TrainSettings, width: int, continued: bool) -> Trai
     """Return the settings with a number for ``train.learning_rate``.
 
     ``auto`` falls with the root of the draft's ``width``, and is lower where the draft continues from a
-    trained one (``continued``). It is the same for all kinds of drafts and for both optimizers: Muon's
-    updates have AdamW's size.
+    trained one (``continued``). It is the same for all kinds of drafts.
     """
     if settings.learning_rate != "auto":
         return settings
-    rate = _RATE * math.sqrt(_WIDTH / width) * (_CONTINUED if continued else 1.0)
+    rate = _RATES[settings.optimizer] * math.sqrt(_WIDTH / width) * (_CONTINUED if continued else 1.0)
     return settings.model_copy(update={"learning_rate": float(f"{rate:.3g}")})
 
 

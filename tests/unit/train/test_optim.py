@@ -60,11 +60,12 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest(train_head: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("width", "rate"), [(576, 2e-3), (896, 1.6e-3), (1536, 1.22e-3), (4096, 7.5e-4), (7168, 5.67e-4)]
+    ("width", "rate"), [(576, 3e-3), (896, 2.41e-3), (1536, 1.84e-3), (4096, 1.13e-3), (7168, 8.5e-4)]
 )
-def test_auto_is_2e_3_at_width_576_and_falls_with_the_root_of_the_width(width: int, rate: float) -> None:
+def test_auto_is_3e_3_at_width_576_and_falls_with_the_root_of_the_width(width: int, rate: float) -> None:
     settings = TrainSettings()
     assert with_peak_rate(settings, width, continued=False).learning_rate == rate
+    assert with_peak_rate(TrainSettings(optimizer="adamw"), 576, continued=False).learning_rate == 2e-3
     halved = with_peak_rate(settings, width, continued=True).learning_rate
     assert halved == pytest.approx(rate / 2, rel=5e-3)
 
