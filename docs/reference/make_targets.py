@@ -25,7 +25,8 @@ is the index of transformers' `hidden_states`; answers do not depend on their ba
 
 The last two columns are a run of `benchmarks/targets_in_vllm.py` with {engine} on two CPU cores: how states were captured
 and the largest difference from transformers relative to a layer, and whether vLLM decoded with the exported draft to
-transformers' own text, token for token. What a row lacks there, its remark explains. Latent attention ran with
+transformers' own text, token for token. What a row lacks there, its remark explains. Targets of several modalities are started with
+`language_model_only`, as eyas starts them; torchvision, which vLLM's modules for them import, was a stub there. In bfloat16 one near-tie makes a "no". Latent attention ran with
 `VLLM_MLA_DISABLE=1`: that build's kernels for it take heads of 576 only.
 
 | target | architecture in config.json | final norm | logits | states in vLLM | decodes in vLLM |
@@ -69,7 +70,7 @@ exports of eyas 0.1 are compared by its own fingerprint (sizes and ends of the f
 
 Quantised layers are the engine's business; the draft never inherits `quantization_config`. Experts in compressed-tensors INT4
 (W4A16, groups of 32, as Kimi-K2.5 ships) were run through transformers and equal the dequantised model. vLLM's CPU build has
-such a kernel for processors with AMX tiles only, so they have not been run through vLLM here.
+such a kernel for processors with AMX tiles only.
 
 ## What a draft takes over
 
@@ -118,9 +119,7 @@ def _oddities() -> str:
 # What vLLM said, and what it means.
 _MEANINGS = {
     "does not support EAGLE3 interface": "vLLM's class has no EAGLE-3 interface: states by hooks, and no draft is served",
-    "failed to be inspected": "vLLM's module for it imports torchvision, which is not there for this build",
     "The expanded size of the tensor": "not a class of vLLM's own; its wrapper around transformers fails here: {error}",
-    "into parameter (torch.Size([32]))": "the tiny vision tower's widths are not those that vLLM builds; the text model is kimi-k2",
     "states of s0 are not finite": "vLLM gives states that are not finite for this tiny shape; the capture's checks refuse them",
 }
 

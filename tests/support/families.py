@@ -247,6 +247,8 @@ def _name_as_released(folder: Path, tiny: Tiny) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["architectures"] = [tiny.released_as or tiny.architecture]
+    if tiny.model_type == "kimi_k25":
+        config["media_placeholder_token_id"] = 2  # vLLM reads it, and transformers' class has no such field
     if tiny.text_type:
         (config["text_config"] if tiny.vision is not None else config)["model_type"] = tiny.text_type
     path.write_text(json.dumps(config))

@@ -12,11 +12,21 @@ from typing import Any
 import yaml
 
 from eyas.config.schema import VllmSettings
-from eyas.engines.vllm.versions import CPU_CACHE_SIZED, Way, installed_version, is_cpu_build
+from eyas.engines.vllm.versions import (
+    CPU_CACHE_SIZED,
+    HYBRID,
+    LANGUAGE_MODEL_ONLY,
+    Way,
+    installed_version,
+    is_cpu_build,
+    is_older,
+)
 from eyas.errors import UserError
 from eyas.types import TargetSpec
 
 _SMALL_MACHINE = 4  # cores
+_LEAST_CACHE, _LEAST_HYBRID_CACHE = 64 << 20, 512 << 20
+_WRAPPER = "ForConditionalGeneration"  # a text model among other modalities
 _CONNECTOR = "eyas.engines.vllm.connector"
 
 
@@ -64,6 +74,9 @@ def engine_arguments(plan: Plan, staging: Path, on_cpu: bool, **own: Any) -> dic
         "enforce_eager": on_cpu or plan.way == "worker",
         **own,
     }
+    if plan.spec.architecture.endswith(_WRAPPER) and not is_older(LANGUAGE_MODEL_ONLY):
+        # The processor of pictures would want a tokenizer, and the vision tower memory.
+        arguments["language_model_only"] = True
     if plan.settings.kv_cache_bytes or on_cpu:
         arguments["kv_cache_memory_bytes"] = cache_bytes(plan)
     if not on_cpu:  # asked for at the start even where the cache has a size of its own
@@ -176,8 +189,10 @@ def cache_bytes(plan: Plan) -> int:
     cache = 2 * spec.num_layers * spec.num_key_value_heads * spec.head_dim * itemsize
     per_token = cache + (plan.bytes_per_token if plan.way == "native" else 0)
     num_tokens = max(2 * plan.batch_tokens, 2 * plan.max_model_len, 4096)
-    # The groups of layers are padded to pages of one size, hence twice what would do.
-    return max(2 * num_tokens * per_token, 64 << 20)
+    # The groups of layers are padded to pages of one size, hence twice what would do. A running state of a
+    # layer is a page of its own.
+    least = _LEAST_HYBRID_CACHE if spec.architecture in HYBRID else _LEAST_CACHE
+    return max(2 * num_tokens * per_token, least)
 
 
 def _cores_of_ranks(ranks: int) -> str:

@@ -1,6 +1,7 @@
 """Starts and stops vLLM, and speaks of its failures in one line."""
 
 import contextlib
+import importlib.util
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -198,10 +199,10 @@ def start_llm(arguments: dict[str, Any]) -> Any:
         with _interruptible():
             return LLM(**arguments)
     except Exception as error:
-        raise EyasError(
-            f"vLLM did not start: {first_line(error)}",
-            hint="its own log is above; vllm.log_level=INFO shows more of it",
-        ) from error
+        hint = "its own log is above; vllm.log_level=INFO shows more of it"
+        if "failed to be inspected" in str(error) and importlib.util.find_spec("torchvision") is None:
+            hint = "vLLM's module for this architecture imports torchvision: install the one for this torch"
+        raise EyasError(f"vLLM did not start: {first_line(error)}", hint=hint) from error
 
 
 class _Interrupted(BaseException):

