@@ -7,8 +7,22 @@ taken after the final norm). Every other convention is converted here, by name, 
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from eyas.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class ReadLayers:
+    """The layers ``ids`` that a draft reads of a target: what engines' rules for layer ids depend on.
+
+    ``architecture`` is the target's class as in its config.json.
+    """
+
+    ids: tuple[int, ...]
+    architecture: str
+    num_layers: int
+
 
 CONVENTIONS = ("eyas", "output-of")  # that people may name on the command line
 
@@ -72,8 +86,14 @@ def parse_layer_ids(text: str, convention: str) -> tuple[int, ...]:
     return from_output_of(ids) if convention == "output-of" else ids
 
 
-def to_sglang(ids: Sequence[int]) -> tuple[int, ...]:
-    """Convert our ids to the ones SGLang reads from ``eagle_config``; it captures at id + 1."""
+def to_output_of(ids: Sequence[int]) -> tuple[int, ...]:
+    """Convert our ids to "output of 0-based layer i".
+
+    Raises: UserError for layer 0, the embedding.
+    """
     if 0 in ids:
-        raise UserError("SGLang cannot capture aux layer 0", hint="choose aux layer ids of 1 and above")
+        raise UserError(
+            "aux layer 0, the embedding, has no id that SGLang or a block draft can name",
+            hint="choose aux layer ids of 1 and above",
+        )
     return tuple(i - 1 for i in ids)

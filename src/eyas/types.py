@@ -18,7 +18,7 @@ import numpy as np
 
 from eyas.errors import ContractError, UserError
 from eyas.files import fingerprint
-from eyas.layer_ids import check_aux_layer_ids
+from eyas.layer_ids import ReadLayers, check_aux_layer_ids
 from eyas.typed_json import parse
 
 if TYPE_CHECKING:
@@ -183,6 +183,10 @@ class TargetSpec:
     @property
     def num_aux_layers(self) -> int:
         return len(self.aux_layer_ids)
+
+    @property
+    def read_layers(self) -> ReadLayers:
+        return ReadLayers(self.aux_layer_ids, self.architecture, self.num_layers)
 
     @property
     def bytes_per_token(self) -> int:

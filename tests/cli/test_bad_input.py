@@ -93,7 +93,7 @@ def test_aux_layers_that_an_engine_cannot_serve(tmp_path: Path, tiny_target: Pat
     refused_run(
         tmp_path,
         tiny_target,
-        "SGLang cannot capture aux layer 0",
+        "aux layer 0, the embedding, has no id that SGLang or a block draft can name",
         "choose aux layer ids of 1 and above",
         "target.aux_layer_ids=[0,3,5]",
     )

@@ -187,3 +187,18 @@ def test_a_draft_from_elsewhere_needs_its_target_named(draft: Path, tiny_target:
     change_json(draft / "config.json", eyas={})
     assert_refused(eyas("serve", draft, "--print"), "does not say which target", "--target")
     assert eyas("serve", draft, "--print", "--target", tiny_target).code == 0
+
+
+def test_an_sglang_that_would_serve_the_draft_wrongly_is_refused(
+    draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eyas.engines.info import Installed
+    from eyas.engines.sglang.info import SglangInfo
+
+    monkeypatch.setattr(SglangInfo, "installed", lambda self: Installed("0.5.11"))
+    screen = eyas("serve", draft, "--print", "--engine", "sglang")
+    assert_refused(screen, "SGLang 0.5.11 would serve this draft wrongly", "pip install 'sglang>=0.5.12'")
+    monkeypatch.setattr(SglangInfo, "installed", lambda self: Installed("0.5.12.post1"))
+    screen = eyas("serve", draft, "--print", "--engine", "sglang")
+    assert screen.code == 0
+    assert "needs SGLang 0.5.12 or later" in screen.err

@@ -16,6 +16,7 @@ from eyas.engines.info import check_layers, engine_info
 from eyas.errors import ContractError, UserError
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
+from eyas.layer_ids import ReadLayers
 from eyas.types import VocabMap
 from tiny import make_spec
 
@@ -189,10 +190,10 @@ def test_sglang_serves_whole_vocabularies_and_layers_above_the_embedding(tmp_pat
     whole, _ = export(tmp_path / "whole", kind)
     some, _ = export(tmp_path / "some", kind, draft_vocab=29)
     sglang = engine_info("sglang")
-    assert sglang.draft_trouble(kind, whole.config) is None
-    assert "draft.vocab_size=null" in str(sglang.draft_trouble(kind, some.config))
+    assert sglang.draft_trouble(kind, whole.config, None) is None
+    assert "draft.vocab_size=null" in str(sglang.draft_trouble(kind, some.config, None))
     with pytest.raises(UserError, match="aux layer 0"):
-        check_layers(kind, (0, 2))
+        check_layers(kind, ReadLayers((0, 2), "LlamaForCausalLM", 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)

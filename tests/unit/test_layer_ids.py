@@ -8,7 +8,7 @@ from eyas.layer_ids import (
     default_aux_layer_ids,
     from_output_of,
     parse_layer_ids,
-    to_sglang,
+    to_output_of,
 )
 
 
@@ -55,14 +55,14 @@ def test_the_older_kimi_command_line_converts_to_ours() -> None:
     assert from_output_of([2, 30, 58, 60]) == (3, 31, 59, 61)
 
 
-def test_sglang_ids_are_one_less_and_undo_the_output_of_convention() -> None:
-    assert to_sglang([2, 16, 29]) == (1, 15, 28)
-    assert from_output_of(to_sglang([2, 16, 29])) == (2, 16, 29)
+def test_outputs_of_layers_are_one_less_and_undo_the_output_of_convention() -> None:
+    assert to_output_of([2, 16, 29]) == (1, 15, 28)
+    assert from_output_of(to_output_of([2, 16, 29])) == (2, 16, 29)
 
 
-def test_sglang_cannot_capture_the_embedding() -> None:
+def test_the_embedding_is_no_layers_output() -> None:
     with pytest.raises(UserError, match="aux layer 0"):
-        to_sglang([0, 3])
+        to_output_of([0, 3])
 
 
 @pytest.mark.parametrize("text", ["2,16,29", "2 16 29", "[2, 16, 29]", " 2,16 29 "])

@@ -27,6 +27,7 @@ from torch import nn
 from eyas.config.schema import TrainSettings
 from eyas.drafters.common.batch import BatchPlan, PackedBatch
 from eyas.drafters.common.stored import StoredDraft
+from eyas.layer_ids import ReadLayers
 from eyas.targets.teacher import TeacherHead
 from eyas.types import HiddenStates, TargetSpec, VocabMap
 
@@ -239,8 +240,14 @@ class SglangFile(Protocol):
     def arguments(self, draft: str, num_draft_tokens: int) -> list[str]:
         """Return the words of SGLang's command line that name the draft and how it drafts."""
 
-    def trouble(self, config: Any) -> str | None:
-        """Say why SGLang would not compute this draft as it was trained, or None."""
+    def trouble(self, config: Any, layers: ReadLayers | None) -> str | None:
+        """Say why SGLang would not compute this draft as it was trained, or None.
 
-    def check_layers(self, aux_layer_ids: Sequence[int]) -> None:
-        """Raises: UserError for layers that SGLang cannot capture."""
+        ``layers`` None: the target is not known.
+        """
+
+    def check_layers(self, layers: ReadLayers) -> None:
+        """Raises: UserError for layers that no ids in config.json can name."""
+
+    def oldest(self, layers: ReadLayers) -> str:
+        """Return the oldest version of SGLang that serves such a draft as it was trained."""

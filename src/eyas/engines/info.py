@@ -4,7 +4,7 @@
 neither torch nor the engine before a method needs them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from eyas import registry
 from eyas.errors import UserError
 from eyas.findings import Finding
+from eyas.layer_ids import ReadLayers
 
 if TYPE_CHECKING:
     from eyas.config.schema import RunConfig
@@ -172,16 +173,28 @@ class EngineInfo:
             )
         return registry.drafter_file(kind, self.name)
 
-    def draft_trouble(self, kind: str, shape: Any) -> str | None:
-        """Say why it would not compute a draft of this kind and shape as it was trained, or None."""
+    def draft_trouble(self, kind: str, shape: Any, layers: ReadLayers | None) -> str | None:
+        """Say why it would not compute a draft of this kind and shape as it was trained, or None.
+
+        ``layers`` None: the target is not known.
+        """
         if not registry.has_drafter_file(kind, self.name):
             return f"{self.title} serves no drafts of kind {kind}"
-        trouble: str | None = getattr(self.draft_file(kind), "trouble", lambda shape: None)(shape)
+        trouble: str | None = getattr(self.draft_file(kind), "trouble", lambda shape, layers: None)(
+            shape, layers
+        )
         return trouble
 
     def short_command(self, kind: str, target: str, num_draft_tokens: int) -> str:
         """Return a command that a person serves a draft of this kind with, on several lines."""
         raise NotImplementedError
+
+    def least_version(self, kind: str, layers: ReadLayers) -> str | None:
+        """Return the first version that serves such a draft as it was trained; None: a check here says it."""
+        return None
+
+    def check_version(self, kind: str, layers: ReadLayers | None) -> None:
+        """Raises: UserError where the version that is installed would serve such a draft wrongly."""
 
     def check_server(self, server: DraftServer, spec: "TargetSpec") -> None:
         """Raises: UserError when the engine here cannot serve the target with this draft."""
@@ -200,17 +213,18 @@ def engine_info(name: str) -> EngineInfo:
     return info
 
 
-def draft_troubles(kind: str, shape: Any) -> dict[str, str]:
+def draft_troubles(kind: str, shape: Any, layers: ReadLayers) -> dict[str, str]:
     """Return why engines would not compute a draft as it was trained, by their titles."""
-    found = {info.title: info.draft_trouble(kind, shape) for info in engines_that(lambda info: info.serves)}
+    serving = engines_that(lambda info: info.serves)
+    found = {info.title: info.draft_trouble(kind, shape, layers) for info in serving}
     return {title: trouble for title, trouble in found.items() if trouble}
 
 
-def check_layers(kind: str, aux_layer_ids: Sequence[int]) -> None:
+def check_layers(kind: str, layers: ReadLayers) -> None:
     """Raises: UserError for layers that some engine cannot capture for a draft: one folder serves all."""
     for info in engines_that(lambda info: info.serves):
         if registry.has_drafter_file(kind, info.name):
-            getattr(info.draft_file(kind), "check_layers", lambda ids: None)(aux_layer_ids)
+            getattr(info.draft_file(kind), "check_layers", lambda layers: None)(layers)
 
 
 def engines_that(can: Callable[[EngineInfo], Any]) -> list[EngineInfo]:

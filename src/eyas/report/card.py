@@ -63,6 +63,8 @@ def _commands(run: FinishedRun, named: str, tokens: int) -> str:
         if info.title in troubles:
             said.append(f"Not in {info.title}: {troubles[info.title]}.")
         else:
+            if oldest := info.least_version(kind, run.spec.read_layers):
+                said.append(f"{info.title} {oldest} or later:")
             said.append(indent(info.short_command(kind, named, tokens), "    "))
     return "\n\n".join(said)
 

@@ -11,6 +11,7 @@ from eyas.drafters.common.stored import StoredDraft
 from eyas.engines.info import DraftServer
 from eyas.errors import UserError
 from eyas.files import sha256_of_file
+from eyas.layer_ids import ReadLayers
 from eyas.progress import say
 from eyas.targets.resolve_model import is_local, locate, locate_config
 from eyas.targets.spec import as_recorded, read_outline, read_target
@@ -28,6 +29,14 @@ def recorded_target(stored: StoredDraft) -> dict[str, Any]:
         return target
     verifier = stored.config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
     return {"model": verifier} if verifier else {}
+
+
+def recorded_layers(stored: StoredDraft) -> ReadLayers | None:
+    """Return the layers that the draft reads of its recorded target; None for a draft from elsewhere."""
+    target = recorded_target(stored)
+    if stored.aux_layer_ids is None or not {"architecture", "num_layers"} <= target.keys():
+        return None
+    return ReadLayers(tuple(stored.aux_layer_ids), target["architecture"], target["num_layers"])
 
 
 def check_file(folder: Path, stored: StoredDraft) -> None:

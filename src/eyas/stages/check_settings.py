@@ -44,7 +44,7 @@ def _check_draft(context: RunContext) -> None:
     serving = engine_info(config.evaluate.engine)
     if serving.decoder is not None:
         serving.draft_file(kind)
-    check_layers(kind, context.draft_spec.aux_layer_ids)
+    check_layers(kind, context.draft_spec.read_layers)
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
     if config.export.format == "speculators":

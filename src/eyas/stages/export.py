@@ -49,7 +49,7 @@ def export(context: RunContext) -> None:
             beside, draft, context.draft_spec, checkpoint.vocab, context.config.export.include_embedding
         )
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
-    troubles = draft_troubles(kind, draft.config)
+    troubles = draft_troubles(kind, draft.config, spec.read_layers)
     finish(context, "export", _digests(folder), engine_troubles=troubles)
     for title, trouble in troubles.items():
         say(f"export: not for {title}: {trouble}")

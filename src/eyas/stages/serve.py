@@ -17,7 +17,14 @@ from eyas.errors import UserError
 from eyas.export.read import read_draft
 from eyas.progress import say
 from eyas.registry import SERVING_ENGINE
-from eyas.serving.fit import check_file, check_memory, check_port, check_target, recorded_target
+from eyas.serving.fit import (
+    check_file,
+    check_memory,
+    check_port,
+    check_target,
+    recorded_layers,
+    recorded_target,
+)
 from eyas.targets.resolve_model import locate
 
 
@@ -58,10 +65,12 @@ def serve(options: ServeOptions, print_only: bool) -> None:
     )
     spec = check_target(options.draft, stored, settings, print_only)
     info, server = engine_info(options.engine), _server(options, stored, settings)
-    if trouble := info.draft_trouble(server.kind, stored.shape):
+    layers = recorded_layers(stored)
+    if trouble := info.draft_trouble(server.kind, stored.shape, layers):
         others = " or ".join(other.name for other in _started(info))
         raise UserError(trouble, hint=f"serve it with --engine {others}")
     if print_only:
+        info.check_version(server.kind, layers)
         print(shlex.join(info.serve_command(server, on_cpu=False)))
         return
     if not info.starts_server:

@@ -9,6 +9,7 @@ import pytest
 from eyas import registry
 from eyas.config.load import load_config
 from eyas.engines.info import EngineInfo, draft_troubles, engine_info, engines_that
+from eyas.layer_ids import ReadLayers
 from tiny import make_spec
 
 CONFIG = load_config(None, ("run_dir=r", "target.model=m", "data.sources=[a]")).config
@@ -50,6 +51,9 @@ def test_an_engine_of_this_process_takes_the_weights_and_one_batch() -> None:
     assert (info.gpus(CONFIG), info.memory_share(CONFIG), info.in_actor(CONFIG)) == (0, 0.0, CONFIG)
 
 
+LAYERS = ReadLayers((2, 4, 5), "LlamaForCausalLM", 8)
+
+
 def test_only_sglang_has_trouble_with_a_draft_of_another_norm_order() -> None:
     shape = SimpleNamespace(
         norm_before_residual=False,
@@ -57,7 +61,8 @@ def test_only_sglang_has_trouble_with_a_draft_of_another_norm_order() -> None:
         has_own_embedding=False,
         latent_attention=None,
         num_layers=1,
+        num_aux_layers=3,
     )
-    assert draft_troubles("eagle3", shape) == {}
+    assert draft_troubles("eagle3", shape, LAYERS) == {}
     shape.norm_before_fc = True
-    assert list(draft_troubles("eagle3", shape)) == ["SGLang"]
+    assert list(draft_troubles("eagle3", shape, LAYERS)) == ["SGLang"]

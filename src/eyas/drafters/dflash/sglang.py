@@ -1,10 +1,14 @@
 """How SGLang is told to serve a DFlash draft, and which ones it would compute otherwise."""
 
-from eyas.drafters.common.block.serving import sglang_arguments, sglang_trouble
-from eyas.layer_ids import to_sglang
+from eyas.drafters.common.block.serving import check_sglang_layers, sglang_arguments, sglang_trouble
+from eyas.layer_ids import ReadLayers
 
-trouble, check_layers = sglang_trouble, to_sglang
+trouble, check_layers = sglang_trouble, check_sglang_layers
 
 
 def arguments(draft: str, num_draft_tokens: int) -> list[str]:
     return sglang_arguments("DFLASH", draft, num_draft_tokens)
+
+
+def oldest(layers: ReadLayers) -> str:
+    return "0.5.12"  # the oldest that was read and has DFLASH

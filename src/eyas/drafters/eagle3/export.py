@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from eyas.drafters.common.attention import SequenceKeys
+from eyas.drafters.common.sglang_layers import eagle3_ids
 from eyas.drafters.eagle3.config import DraftConfig
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
-from eyas.layer_ids import from_output_of, to_sglang
+from eyas.layer_ids import from_output_of
 from eyas.types import TargetSpec, VocabMap
 
 _UPPER_INPUT_NORM = re.compile(r"layers\.[1-9]\d*\.input_layernorm\.weight")
@@ -90,7 +91,7 @@ def native_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dic
         "eagle_aux_hidden_state_layer_ids": ids,
         "eagle_config": {
             "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": list(to_sglang(ids)),
+            "eagle_aux_hidden_state_layer_ids": list(eagle3_ids(spec.read_layers)),
         },
     }
 

@@ -1,9 +1,10 @@
 """How SGLang is told to serve an EAGLE-3 draft, and which ones it would compute otherwise."""
 
-from collections.abc import Sequence
-
+from eyas.drafters.common.sglang_layers import eagle3_ids, eagle3_layers_trouble, oldest_for_eagle3
 from eyas.drafters.eagle3.config import DraftConfig
-from eyas.layer_ids import to_sglang
+from eyas.layer_ids import ReadLayers
+
+oldest = oldest_for_eagle3
 
 
 def arguments(draft: str, num_draft_tokens: int) -> list[str]:
@@ -15,7 +16,7 @@ def arguments(draft: str, num_draft_tokens: int) -> list[str]:
     ]
 
 
-def trouble(config: DraftConfig) -> str | None:
+def trouble(config: DraftConfig, layers: ReadLayers | None) -> str | None:
     if config.norm_before_residual:
         return "SGLang adds to the hidden state, this draft to the normed one (norm_before_residual)"
     if config.norm_before_fc:
@@ -24,8 +25,10 @@ def trouble(config: DraftConfig) -> str | None:
         return "SGLang takes the target's embedding, this draft has its own"
     if config.latent_attention is not None and config.num_layers > 1:
         return "SGLang takes one layer of latent attention"
-    return None
+    if config.num_aux_layers == 1:
+        return "SGLang leaves out fc and its norm where a draft reads one aux layer"
+    return eagle3_layers_trouble(layers) if layers else None
 
 
-def check_layers(aux_layer_ids: Sequence[int]) -> None:
-    to_sglang(aux_layer_ids)
+def check_layers(layers: ReadLayers) -> None:
+    eagle3_ids(layers)

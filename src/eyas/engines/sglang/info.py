@@ -1,11 +1,15 @@
 """Facts of SGLang, whose server eyas does not start: ``eyas serve --print`` shows its command."""
 
 import importlib.metadata
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from eyas.engines.info import DraftServer, EngineInfo, Installed
+from eyas.errors import UserError
 from eyas.findings import Finding
+from eyas.layer_ids import ReadLayers
+from eyas.progress import say
 
 if TYPE_CHECKING:
     from eyas.config.schema import RunConfig
@@ -29,6 +33,23 @@ class SglangInfo(EngineInfo):
         lines += [f"  {' '.join(pairs[i : i + 2])}" for i in range(1, len(pairs), 2)]
         return " \\\n".join(lines)
 
+    def least_version(self, kind: str, layers: ReadLayers) -> str | None:
+        oldest: str = self.draft_file(kind).oldest(layers)
+        return oldest
+
+    def check_version(self, kind: str, layers: ReadLayers | None) -> None:
+        """Say which versions serve the draft as it was trained; refuse the one here if it is older."""
+        if layers is None:
+            return
+        oldest, here = self.least_version(kind, layers), self.installed().version
+        assert oldest is not None
+        if here is not None and _numbers(here) < _numbers(oldest):
+            raise UserError(
+                f"SGLang {here} would serve this draft wrongly, without an error",
+                hint=f"pip install 'sglang>={oldest}'",
+            )
+        say(f"serve: this draft needs SGLang {oldest} or later")
+
     def serve_command(self, server: DraftServer, on_cpu: bool) -> list[str]:
         draft = str(server.draft.resolve())
         return [
@@ -40,6 +61,10 @@ class SglangInfo(EngineInfo):
             *("--mem-fraction-static", str(server.gpu_memory_utilization)),
             *("--enable-metrics", "--host", server.host, "--port", str(server.port), *server.extra),
         ]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 INFO = SglangInfo("sglang", "SGLang", serves=True)

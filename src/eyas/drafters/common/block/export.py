@@ -15,7 +15,7 @@ from eyas.drafters.common.block.attention import BlockPlaces, PlainBlockAttentio
 from eyas.drafters.common.block.config import BlockConfig
 from eyas.drafters.common.block.model import BlockDraft
 from eyas.errors import ContractError
-from eyas.layer_ids import from_output_of, to_sglang
+from eyas.layer_ids import from_output_of, to_output_of
 from eyas.types import TargetSpec, VocabMap
 
 _VERSION = "0.9.0"  # of the speculators format that is written
@@ -69,7 +69,7 @@ def native_config(
 
     Raises: UserError for aux layer 0, which has no id in "output of layer i".
     """
-    outputs_of = list(to_sglang(spec.aux_layer_ids))
+    outputs_of = list(to_output_of(spec.aux_layer_ids))
     rope = dict(config.rope_parameters)
     scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
     window = config.sliding_window

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 from eyas.drafters.common.block.config import BlockConfig
+from eyas.drafters.common.sglang_layers import layers_trouble
 from eyas.errors import UserError
+from eyas.layer_ids import ReadLayers, to_output_of
 
 
 def check_block_in_vllm(draft: str, num_draft_tokens: int, first_slot: int) -> None:
@@ -40,8 +42,13 @@ def sglang_arguments(algorithm: str, draft: str, num_draft_tokens: int) -> list[
     ]
 
 
-def sglang_trouble(config: BlockConfig) -> str | None:
+def sglang_trouble(config: BlockConfig, layers: ReadLayers | None) -> str | None:
     """Say why SGLang would not compute this draft as it was trained, or None."""
     if not config.has_full_vocabulary:
         return "SGLang maps no reduced vocabulary of a block draft; train with draft.vocab_size=null"
-    return None
+    return layers_trouble(layers) if layers else None
+
+
+def check_sglang_layers(layers: ReadLayers) -> None:
+    """Raises: UserError for layer 0; the others have ids in SGLang, one less in every class."""
+    to_output_of(layers.ids)
