@@ -1,7 +1,7 @@
 """What published target folders hold beside the plain case, each made from a tiny one.
 
-docs/reference/targets.md is made from this table; tests/contract/test_one_reader.py holds each row to what
-transformers and vLLM's own readers do.
+docs/reference/targets.md is made from this table and from what benchmarks/oddities_in_engines.py saw; the
+test tests/contract/test_one_reader.py holds each row to what transformers' and vLLM's own readers say.
 """
 
 import json
@@ -33,8 +33,6 @@ class Oddity:
     family: str = "llama"
     wrapped: bool = False
     refused: str | None = None  # what the error says
-    in_transformers: str = "reads it alike"
-    in_vllm: str = "reads it alike"
 
 
 def edit(folder: Path, name: str = CONFIG, **changes: Any) -> None:
@@ -152,8 +150,6 @@ ODDITIES: dict[str, Oddity] = {
         "as it is; prepare drops a row with such an id (`token_id_out_of_range`)",
         one_id_more,
         "gemma3",
-        in_transformers="loads; an embedding has no such row",
-        in_vllm="not run",
     ),
     "tied in text_config": Oddity(
         "a wrapper that ties its head in `text_config` only, without a head in its weights",
@@ -162,8 +158,6 @@ ODDITIES: dict[str, Oddity] = {
         tied_in_text_only,
         "gemma3-wrapped",
         wrapped=True,
-        in_transformers="ties only Llama 4; eyas sets the wrapper's value, then states and logits agree",
-        in_vllm="not run",
     ),
     "head twice": Oddity(
         "a tied model that stores its head a second time",
@@ -171,23 +165,18 @@ ODDITIES: dict[str, Oddity] = {
         "tied; another head than the embedding is refused",
         head_twice,
         "llama-tied",
-        in_vllm="not run",
     ),
     "template of the processor": Oddity(
         "a template in `chat_template.json` only",
         "Mistral-Small-3.1-24B-Instruct-2503",
         "that template",
         lambda f: template_of_processor(f, tokenizers=False),
-        in_transformers="the processor has it, the tokenizer has none",
-        in_vllm="renders with it, but has none for requests with tools",
     ),
     "two templates": Oddity(
         "a processor and a tokenizer with different templates",
         "gemma-3, Qwen2.5-VL (by age of the files)",
         "the processor's; the tokenizer's for rows with tools, as vLLM does",
         lambda f: template_of_processor(f, tokenizers=True),
-        in_transformers="each has its own",
-        in_vllm="renders with the processor's, with tools with the tokenizer's",
     ),
     "named templates": Oddity(
         "`additional_chat_templates/`",
@@ -200,7 +189,6 @@ ODDITIES: dict[str, Oddity] = {
         "Llama-3.1-8B-Instruct, gemma-3-4b-it",
         "all ends that any file names",
         ends_in_generation_config,
-        in_vllm="not run",
     ),
     "adapter": Oddity(
         "`adapter_config.json`, alone or beside other files",
@@ -208,7 +196,5 @@ ODDITIES: dict[str, Oddity] = {
         "refused: an adapter of BASE, merge it first",
         adapter_beside,
         refused="is an adapter of meta-llama/Llama-3.1-8B",
-        in_transformers="not run",
-        in_vllm="not run",
     ),
 }
