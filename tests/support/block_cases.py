@@ -88,6 +88,7 @@ class BlockCase:
             l1=self.mix.l1,
             gamma=self.mix.gamma,
             alpha=self.mix.dpace_alpha,
+            scale=config.logit_scale,
             confidence=CONFIDENCE_WEIGHT if isinstance(self.draft, DSparkDraft) else 0.0,
         )
 
@@ -123,6 +124,7 @@ def make_block_case(
     kv_heads: int = 2,
     mlp: int = 48,
     rank: int = 6,
+    logit_scale: float = 1.0,
 ) -> BlockCase:
     """Return a case of a ``dflash`` or ``dspark`` draft with weights that are all noise."""
     generator = np.random.default_rng(seed)
@@ -148,6 +150,7 @@ def make_block_case(
         "mask_token_id": target_vocab - 2,
         "causal": causal,
         "sliding_window": window,
+        "logit_scale": logit_scale,
     }
     draft: BlockDraft
     if name == "dflash":
@@ -164,7 +167,7 @@ def make_block_case(
         norm_kind="rms",
         norm_eps=EPS,
         logit_softcap=None,
-        logit_scale=1.0,
+        logit_scale=logit_scale,
     )
     ids = torch.from_numpy(np.sort(generator.choice(target_vocab, draft_vocab, replace=False)))
     draft.share(teacher.embedding, teacher.head[ids])

@@ -33,6 +33,7 @@ class Kind:
     gamma: float
     alpha: float | None
     confidence: float  # weight of its loss; DFlash has none
+    scale: float  # of logits, which the target has too
 
 
 def depth_of(sample: TokenizedSample, anchor: int, most: int) -> int:
@@ -98,7 +99,7 @@ def slot_logits(
         before = [int(tokens[min(anchor + j, len(tokens) - 1)]) for j in range(len(logits))]
         transition = weights["markov_head.markov_w1.weight"][before]
         logits = logits + transition @ weights["markov_head.markov_w2.weight"].T
-    return logits, normed
+    return logits * kind.scale, normed
 
 
 def reference_loss(

@@ -157,6 +157,9 @@ class Drafter(Protocol):
     def cost_of(self, supervised: np.ndarray, settings: Any) -> float:
         """Return about how much work a sample is, in supervised rows; ``supervised`` [T] bool."""
 
+    def most_draft_tokens(self, settings: Any) -> int | None:
+        """Return how many tokens one round can draft at most; None: any number."""
+
     def values_kept(self, config: Any, settings: Any, recompute: bool) -> float:
         """Return how many values of a supervised row are kept for the backward pass, for memory estimates."""
 
@@ -228,6 +231,7 @@ class VllmFile(Protocol):
     """A kind's ``vllm.py``."""
 
     OLDEST: tuple[int, int]  # the version that serves these drafts and those after it
+    ON_CPU: bool  # whether its CPU build serves them
     TARGET_INTERFACE: str  # the question of vllm.model_executor.models.interfaces to the target's class
 
     def speculative_config(self, draft: str, num_draft_tokens: int) -> dict[str, Any]:

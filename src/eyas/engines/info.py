@@ -193,6 +193,10 @@ class EngineInfo:
         """Return the first version that serves such a draft as it was trained; None: a check here says it."""
         return None
 
+    def check_kind(self, kind: str) -> None:
+        """Raises: UserError when the engine here serves no drafts of a kind."""
+        self.draft_file(kind)
+
     def check_version(self, kind: str, layers: ReadLayers | None) -> None:
         """Raises: UserError where the version that is installed would serve such a draft wrongly."""
 

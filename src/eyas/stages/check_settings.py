@@ -7,6 +7,7 @@ from eyas.capture.stream import check_stream
 from eyas.config.schema import RunConfig
 from eyas.engines.checks import check_abilities, check_evaluation, check_fleet, check_installed
 from eyas.engines.info import check_layers, engine_info
+from eyas.errors import UserError
 from eyas.run_folder import STAGES
 from eyas.stages.init_from import draft_config, read_start
 from eyas.stages.run_context import RunContext, facts_of
@@ -43,12 +44,29 @@ def _check_draft(context: RunContext) -> None:
     kind = config.draft.architecture
     serving = engine_info(config.evaluate.engine)
     if serving.decoder is not None:
-        serving.draft_file(kind)
+        serving.check_kind(kind)
+    check_draft_tokens(config, context.drafter.most_draft_tokens(config.draft))
     check_layers(kind, context.draft_spec.read_layers)
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
     if config.export.format == "speculators":
         registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
+
+
+def check_draft_tokens(config: RunConfig, most: int | None) -> None:
+    """Raises: UserError for more draft tokens than one round of the draft gives."""
+    asked = {
+        "evaluate.num_draft_tokens": (config.evaluate.num_draft_tokens,),
+        "evaluate.sweep_draft_tokens": config.evaluate.sweep_draft_tokens,
+        "train.validate_draft_tokens": (config.train.validate_draft_tokens,),
+    }
+    for key, numbers in asked.items():
+        if most is not None and max(numbers, default=0) > most:
+            raise UserError(
+                f"{key} asks for {max(numbers)} draft tokens, a {config.draft.architecture} draft with these "
+                f"settings makes {most} a round",
+                hint=f"ask for {most} at most",
+            )
 
 
 # Each looks at the settings alone.

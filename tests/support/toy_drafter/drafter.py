@@ -62,6 +62,9 @@ class Toy:
     def cost_of(self, supervised: np.ndarray, settings: Settings) -> float:
         return float(supervised.sum())
 
+    def most_draft_tokens(self, settings: Settings) -> None:
+        return None
+
     def values_kept(self, config: ToyConfig, settings: Settings, recompute: bool) -> float:
         return 4.0 * config.hidden_size * config.num_tokens
 

@@ -5,6 +5,7 @@ from typing import Any
 from eyas.drafters.common.block.serving import check_block_in_vllm
 
 OLDEST = (0, 26)
+ON_CPU = True
 # vLLM asks this of a target's class before it captures aux states for a draft.
 TARGET_INTERFACE = "supports_eagle3"
 

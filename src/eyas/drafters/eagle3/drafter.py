@@ -82,6 +82,9 @@ class Eagle3:
     def cost_of(self, supervised: np.ndarray, settings: Settings) -> float:
         return float(supervised.sum() + _UNSUPERVISED_SHARE * len(supervised))
 
+    def most_draft_tokens(self, settings: Settings) -> None:
+        return None
+
     def values_kept(self, config: DraftConfig, settings: Settings, recompute: bool) -> float:
         mlp = _KEPT_MLP * config.intermediate_size * (1 if recompute else settings.ttt_steps)
         return mlp + _KEPT_WIDTH * config.hidden_size * settings.ttt_steps

@@ -3,6 +3,7 @@
 from typing import Any
 
 OLDEST = (0, 22)  # EAGLE-3.1's norms; older versions ignore them in silence
+ON_CPU = True
 # vLLM asks this of a target's class before it captures aux states for a draft.
 TARGET_INTERFACE = "supports_eagle3"
 

@@ -108,6 +108,11 @@ class VllmInfo(EngineInfo):
         variables = engine_args.environment(plan)
         return CaptureServer(words, variables, engine_args.as_shell(words, variables))
 
+    def check_kind(self, kind: str) -> None:
+        from eyas.engines.vllm import versions
+
+        versions.check_kind(self.draft_file(kind))
+
     def check_server(self, server: DraftServer, spec: "TargetSpec") -> None:
         from eyas.engines.vllm import versions
 

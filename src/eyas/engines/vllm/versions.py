@@ -193,12 +193,8 @@ def check_draft_support(spec: TargetSpec, kind: Any) -> None:
     ``kind`` is the ``vllm.py`` of the draft's kind: the oldest version, and what to ask. What a target's
     architecture supports is asked of its class; nothing is loaded for it.
     """
+    check_kind(kind)
     version = installed_version()
-    if version < kind.OLDEST:
-        raise UserError(
-            f"vLLM {_text(version)} does not serve these drafts; {_text(kind.OLDEST)} and later do",
-            hint=INSTALL,
-        )
     from vllm.model_executor.models import interfaces
     from vllm.model_executor.models.registry import ModelRegistry
 
@@ -209,6 +205,21 @@ def check_draft_support(spec: TargetSpec, kind: Any) -> None:
         raise UserError(
             f"vLLM {_text(version)} cannot serve this kind of draft for {spec.architecture}",
             hint="a later version may; SGLang too: eyas serve --print --engine sglang",
+        )
+
+
+def check_kind(kind: Any) -> None:
+    """Raises: UserError when the installed vLLM serves no drafts of a kind, given its ``vllm.py``."""
+    version = installed_version()
+    if version < kind.OLDEST:
+        raise UserError(
+            f"vLLM {_text(version)} does not serve these drafts; {_text(kind.OLDEST)} and later do",
+            hint=INSTALL,
+        )
+    if is_cpu_build() and not kind.ON_CPU:
+        raise UserError(
+            f"the CPU build of vLLM {_text(version)} does not serve these drafts",
+            hint="set evaluate.engine=transformers, which decodes in this process",
         )
 
 

@@ -63,6 +63,9 @@ class BlockDrafter:
         slots = num_blocks(supervised, settings.num_anchors) * settings.block_size
         return float(slots + _CONTEXT_SHARE * len(supervised))
 
+    def most_draft_tokens(self, settings: BlockSettings) -> int:
+        return self._predictions(settings)
+
     def values_kept(self, config: BlockConfig, settings: BlockSettings, recompute: bool) -> float:
         """Return how many values a prediction keeps, of the slots of its block and of all layers."""
         a_slot = _KEPT_MLP * config.intermediate_size + _KEPT_WIDTH * config.hidden_size
