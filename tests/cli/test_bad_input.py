@@ -108,7 +108,7 @@ def test_aux_layers_that_an_engine_cannot_serve(tmp_path: Path, tiny_target: Pat
         ("dspark", "evaluate.num_draft_tokens=6", "evaluate.num_draft_tokens asks for 6 draft tokens"),
         (
             "dflash",
-            "evaluate.sweep_draft_tokens=[2,5]",
+            "evaluate.sweep_draft_tokens=[2,5] evaluate.endpoint=http://a/v1",
             "evaluate.sweep_draft_tokens asks for 5 draft tokens",
         ),
         ("dflash", "train.validate_draft_tokens=5", "train.validate_draft_tokens asks for 5 draft tokens"),
