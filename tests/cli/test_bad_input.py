@@ -120,7 +120,7 @@ def test_more_draft_tokens_than_a_block_holds(
     most = 5 if kind == "dspark" else 4
     what = f"{what}, a {kind} draft with these settings makes {most} a round"
     draft = {"architecture": kind, "block_size": 5}
-    refused_run(tmp_path, tiny_target, what, f"ask for {most} at most", setting, draft=draft)
+    refused_run(tmp_path, tiny_target, what, f"ask for {most} at most", *setting.split(), draft=draft)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
