@@ -83,7 +83,7 @@ def run(options: Any, dtype: str, seed: int, stage: str, fresh: bool = False) ->
         f"seed={seed}",
         *options.settings,
     )
-    context = RunContext(load_config(None, settings), fresh)
+    context = RunContext(load_config(None, settings), frozenset([stage]) if fresh else frozenset())
     run_stage(context, stage)
     return context
 

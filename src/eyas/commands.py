@@ -27,11 +27,14 @@ def run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bo
 
         check_repository(push)
     loaded = load_config(path, settings)
+    from eyas.run_folder import STAGES
     from eyas.stages.check_settings import check_settings
     from eyas.stages.run import run, run_stage
     from eyas.stages.run_context import RunContext
 
-    context = RunContext(loaded, fresh)
+    # Of the stages before it, extract itself only fills prepare's folder: with extract.prepared_data.
+    redone = {"run": STAGES, "extract": ("prepare", "extract")}.get(name, (name,))
+    context = RunContext(loaded, frozenset(redone if fresh else ()))
     if name == "run" and flags["detach"]:
         from eyas.stages.process import detach
 
@@ -105,10 +108,12 @@ def doctor(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
 
 
 def status(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    from eyas.config.load import load_config
     from eyas.stages.process import print_status
     from eyas.stages.process import status as look
 
-    found = look(run_dir(path, settings))
+    config = load_config(path, settings).config
+    found = look(config.run_dir, config.model_dump(mode="json"))
     click.echo(json.dumps(found, indent=2)) if as_json else print_status(found)
 
 

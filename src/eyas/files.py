@@ -116,16 +116,32 @@ def remove_litter(folder: Path) -> None:
     """Remove what a killed process left under temporary names below ``folder``, whole folders first."""
     for at, folders, files in os.walk(folder):
         for name in filter(_LITTER.fullmatch, folders):
-            shutil.rmtree(Path(at, name))
+            _remove_tree(Path(at, name))
         for name in filter(_LITTER.fullmatch, files):
             Path(at, name).unlink()
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; a process that is killed meanwhile leaves the whole folder, or litter."""
+    """Remove a folder, or a link to one; a process killed meanwhile leaves the whole folder, or litter."""
+    with removing(path):
+        pass
+
+
+@contextmanager
+def removing(path: Path) -> Iterator[None]:
+    """Rename a folder, or a link to one, for the block that puts another in its place; then remove it."""
     old = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.old")
     path.replace(old)
-    shutil.rmtree(old)
+    yield
+    _remove_tree(old)
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a folder with all it holds; of a link, the link alone."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def write_json(path: Path, value: Any) -> None:

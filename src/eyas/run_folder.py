@@ -1,15 +1,15 @@
 """The layout of a run folder, and the record that each stage keeps of what it was made from."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import eyas
-from eyas.config.load import flatten
-from eyas.errors import UserError
-from eyas.files import read_json, refusing_damaged, remove_folder, seal, unseal, write_json
+from eyas.errors import EyasError, UserError
+from eyas.files import read_json, refusing_damaged, remove_folder, removing, seal, unseal, write_json
 from eyas.typed_json import parse
 
 STAGES = ("prepare", "regenerate", "extract", "train", "export", "evaluate")
@@ -67,46 +67,109 @@ def write_record(folder: Path, stage: str, inputs: Any, **facts: Any) -> None:
     write_json(folder / "stage.json", seal(value))
 
 
-def begin_record(
-    folder: Path, stage: str, inputs: Mapping[str, Any], fresh: bool, is_whole: Callable[[], bool]
-) -> bool:
-    """Return whether the stage has work to do; record what it is about to be made from.
+def redo_folder(folder: Path) -> Path:
+    """Return where a stage whose output exists is done again, until the new output is complete."""
+    return folder.with_name(f"{folder.name}.redo")
 
-    A stage that is done from the same inputs is left alone while what it wrote ``is_whole``. ``fresh``
-    deletes what was written before.
-    Raises: UserError when the folder was made from other inputs, naming the first that differs, or cannot be
-    written.
+
+def finished_folder(folder: Path) -> Path:
+    """Return the stage's folder, or the new output of a process killed before it was put in place."""
+    return folder if os.path.lexists(folder) or not _is_done(redo_folder(folder)) else redo_folder(folder)
+
+
+def records_of(run_dir: Path) -> dict[str, dict[str, Any] | None]:
+    """Return what each stage of a run recorded, in order. Raises: as ``read_record``."""
+    return {stage: read_record(finished_folder(run_dir / name)) for stage, name in FOLDERS.items()}
+
+
+def put_in_place(folder: Path) -> None:
+    """Replace the output of a stage by the new one next to it, if that is complete."""
+    redone = redo_folder(folder)
+    if not _is_done(redone):
+        return
+    if os.path.lexists(folder):
+        with removing(folder):
+            redone.replace(folder)
+    else:
+        redone.replace(folder)
+
+
+def begin_record(
+    folder: Path,
+    stage: str,
+    inputs: Mapping[str, Any],
+    is_whole: Callable[[], bool],
+    why: Callable[[Mapping[str, Any], Mapping[str, Any]], str],
+    *,
+    again: str,
+    fresh: bool = False,
+    may_differ: bool = False,
+) -> Path | None:
+    """Return the folder to work in, or None where the stage is done; record what it is about to be made from.
+
+    A stage that is done from the same inputs is left unchanged while what it wrote ``is_whole``. With
+    ``fresh``, or when the inputs are others and they ``may_differ``, it is done again: next to a finished
+    output, which stays until the new one is complete. ``why`` says in words how inputs differ; ``again`` is
+    the command that does the stage again.
+    Raises: UserError when the output was made from other inputs, or the folder cannot be written.
     """
     known = json.loads(json.dumps(inputs))
-    if fresh and folder.exists():
-        remove_folder(folder)
-    record = read_record(folder)
-    if record is None and folder.is_dir() and any(folder.iterdir()):
-        raise UserError(
-            f"{folder} was not written by eyas {stage}",
-            hint="name another run_dir, or overwrite it with --fresh",
-        )
-    if record is not None and record["inputs"] != known:
-        raise UserError(
-            _difference(folder, record["inputs"], known),
-            hint=f"eyas {stage} --fresh redoes it; or name another run_dir",
-        )
-    if record is not None and record["done"] and is_whole():
-        return False
-    if record is None or record["done"]:
-        try:
-            write_record(folder, stage, known, done=False)
-        except OSError as error:
+    put_in_place(folder)
+    redone = redo_folder(folder)
+    unfinished = readable_record(redone)
+    resumed = unfinished is not None and unfinished["inputs"] == known
+    if not fresh:
+        record = read_record(folder)
+        if record is None and folder.is_dir() and any(folder.iterdir()):
             raise UserError(
-                f"cannot write to {folder}: {error.strerror}",
-                hint="set run_dir (--output-dir) to a folder on a disk that can be written",
-            ) from None
-    return True
+                f"{folder} was not written by eyas {stage}",
+                hint="name another run_dir, or overwrite it with --fresh",
+            )
+        if record is None or record["inputs"] == known:
+            if record is not None and record["done"] and is_whole():
+                return None
+            if record is None or record["done"]:
+                _write_first_record(folder, stage, known)
+            _remove(redone)
+            return folder
+        if not (may_differ or resumed):
+            raise UserError(
+                f"{folder} is stale: {why(record['inputs'], known)}",
+                hint=f"do it again: {again}; or name another run_dir",
+            )
+    if not resumed:
+        _remove(redone)
+    if (found := readable_record(folder)) is not None and not found["done"]:
+        _remove(folder)
+    at = redone if os.path.lexists(folder) else folder
+    if not (resumed and at == redone):
+        _write_first_record(at, stage, known)
+    return at
 
 
-def _difference(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> str:
-    before, now = dict(flatten(old)), dict(flatten(new))
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            return f"{folder} was written with {key} = {before.get(key)!r}; this run has {now.get(key)!r}"
-    raise AssertionError("records differ but no key does")
+def _write_first_record(folder: Path, stage: str, inputs: Any) -> None:
+    try:
+        write_record(folder, stage, inputs, done=False)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror}",
+            hint="set run_dir (--output-dir) to a folder on a disk that can be written",
+        ) from None
+
+
+def readable_record(folder: Path) -> dict[str, Any] | None:
+    """As ``read_record``; None also for a record that is damaged or of another version."""
+    try:
+        return read_record(folder)
+    except EyasError:
+        return None
+
+
+def _is_done(folder: Path) -> bool:
+    record = readable_record(folder)
+    return record is not None and bool(record["done"])
+
+
+def _remove(folder: Path) -> None:
+    if os.path.lexists(folder):
+        remove_folder(folder)

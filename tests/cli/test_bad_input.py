@@ -320,7 +320,7 @@ def test_a_stage_whose_input_is_not_there_names_the_command_that_makes_it(
     screen = eyas(stage, "-c", run_file)
     assert screen.code == 2
     first, second = screen.err.splitlines()
-    assert first.endswith("is not there yet or not complete")
+    assert first.endswith("has not finished")
     assert second.startswith("hint: run: eyas ")
     assert not (tmp_path / "run").exists()
 
@@ -358,16 +358,17 @@ def test_a_run_folder_of_another_configuration(
 ) -> None:
     assert_refused(
         refuses(command, "data.max_length=50"),
-        f"{extracted / 'run' / 'prepared'} was written with data.max_length = 96; this run has 50",
-        "eyas prepare --fresh redoes it; or name another run_dir",
+        f"{extracted / 'run' / 'prepared'} is stale: data.max_length was 96 and is 50",
+        f"do it again: eyas prepare --fresh -c {extracted / 'run.yaml'} data.max_length=50; "
+        "or name another run_dir",
     )
 
 
 def test_a_run_folder_of_another_seed(extracted: Path, refuses: Callable[..., Screen]) -> None:
     assert_refused(
         refuses("prepare", "seed=1"),
-        f"{extracted / 'run' / 'prepared'} was written with seed = 0; this run has 1",
-        "eyas prepare --fresh redoes it; or name another run_dir",
+        f"{extracted / 'run' / 'prepared'} is stale: seed was 0 and is 1",
+        f"do it again: eyas prepare --fresh -c {extracted / 'run.yaml'} seed=1; or name another run_dir",
     )
 
 

@@ -18,6 +18,10 @@ def write_old(folder: Path, stage: str, **changes: Any) -> None:
     (folder / "stage.json").write_text(json.dumps(seal(value)))
 
 
+def begin_again(folder: Path, stage: str, fresh: bool = False) -> Path | None:
+    return begin_record(folder, stage, {"a": 1}, lambda: True, lambda *_: "why", again="", fresh=fresh)
+
+
 def test_a_record_says_of_which_version_it_is(tmp_path: Path) -> None:
     write_record(tmp_path, "prepare", {"a": 1}, done=True, output="x")
     assert json.loads((tmp_path / "stage.json").read_text())["format"] == FORMAT_VERSION
@@ -33,14 +37,14 @@ def test_a_stage_of_0_1_is_refused_with_the_command_that_redoes_it(tmp_path: Pat
         read_record(tmp_path)
     assert f"eyas {stage} -c <run file> --fresh" in str(caught.value.hint)
     with pytest.raises(UserError, match="does not read"):
-        begin_record(tmp_path, stage, {"a": 1}, fresh=False, is_whole=lambda: True)
-    assert begin_record(tmp_path, stage, {"a": 1}, fresh=True, is_whole=lambda: True)
+        begin_again(tmp_path, stage)
+    assert begin_again(tmp_path, stage, fresh=True)
 
 
 @pytest.mark.parametrize("stage", ["extract", "export"])
 def test_states_and_exports_of_0_1_are_read(tmp_path: Path, stage: str) -> None:
     write_old(tmp_path, stage)
-    assert not begin_record(tmp_path, stage, {"a": 1}, fresh=False, is_whole=lambda: True)
+    assert not begin_again(tmp_path, stage)
 
 
 @pytest.mark.parametrize("version", [1, FORMAT_VERSION + 1, "2"])

@@ -30,7 +30,8 @@ RENAMED = {
 # Values that had another name before 0.2.
 RENAMED_VALUES = {("export.format", "vllm"): "native"}
 
-Origin = Literal["file", "command line", "default"]
+# "the run": what a finished stage of the run was made with.
+Origin = Literal["file", "command line", "default", "the run"]
 
 
 @dataclass(frozen=True)

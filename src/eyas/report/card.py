@@ -10,8 +10,7 @@ from eyas.engines.info import engines_that
 from eyas.files import atomic_file
 from eyas.report.finished_run import FinishedRun
 from eyas.report.page import prediction_note, summary_rows
-
-_NAME = "README.md"
+from eyas.report.stale import CARD, MARK
 
 
 def write_card(run: FinishedRun, folder: Path) -> None:
@@ -24,7 +23,7 @@ def write_card(run: FinishedRun, folder: Path) -> None:
         **({} if local else {"base_model": target}),
     }
     named = Path(target).name if local and not target.startswith("demo:") else target
-    evaluated = bool(run.facts("evaluate").get("done"))
+    evaluated = bool(run.facts("evaluate"))
     tokens = run.config.evaluate.num_draft_tokens
     layers = ", ".join(map(str, run.spec.aux_layer_ids))
     text = f"""\
@@ -33,6 +32,8 @@ def write_card(run: FinishedRun, folder: Path) -> None:
 ---
 
 # {run.drafter.title} draft for {named}
+
+{MARK}
 
 A draft model for speculative decoding: it proposes tokens that {named} verifies, so that the answers are the
 target's own and come faster. It is of no use alone. Made by eyas {eyas.__version__}.
@@ -51,7 +52,7 @@ It reads the target's hidden states after layers {layers}; engines take them fro
 
 {_training(run)}
 """
-    with atomic_file(folder / _NAME) as beside:
+    with atomic_file(folder / CARD) as beside:
         beside.write_text(text, encoding="utf-8")
 
 

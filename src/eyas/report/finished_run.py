@@ -13,7 +13,7 @@ from eyas.types import TargetSpec
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run's settings, its target and its records by stage; a stage that never began has none.
+    """A run's settings, its target and its records by stage; one that is not finished or stale has none.
 
     ``spec`` has the aux layers that the draft reads; ``data_folder`` holds the samples that were trained on.
     """

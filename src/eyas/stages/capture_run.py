@@ -94,7 +94,7 @@ def open_stream(context: RunContext, draft: DraftConfig, ranks: Ranks) -> Iterat
         ranks,
         seed=config.seed,
         samples_fingerprint=samples,
-        fresh=context.fresh,
+        fresh="train" in context.fresh,
         on_gpu=on_gpu,
         check_gpu=functools.partial(check_gpu, config, on_gpu, training_bytes),
     ) as stream:

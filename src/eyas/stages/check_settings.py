@@ -26,7 +26,7 @@ def check_settings(context: RunContext, stages: Sequence[str] = STAGES) -> None:
     if "evaluate" in stages:
         check_evaluation(context.config.evaluate)
     _check_draft(context)
-    to_do = [stage for stage in stages if context.fresh or not facts_of(context, stage).get("done")]
+    to_do = [stage for stage in stages if stage in context.fresh or not facts_of(context, stage).get("done")]
     check_installed(context.config, to_do)
 
 

@@ -1,6 +1,6 @@
 """compare: finished runs side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from eyas.config.load import flatten
 from eyas.errors import UserError
 from eyas.progress import say
 from eyas.progress_displays import duration
+from eyas.provenance import settings_as_made, stage_states
 from eyas.report.pages import write_page
 from eyas.report.serving_section import identical_of
-from eyas.run_folder import FOLDERS, STAGES, read_record
+from eyas.run_folder import STAGES, records_of
 
 Records = dict[str, dict[str, Any]]
 
@@ -32,26 +33,33 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Read what the runs recorded.
+    """Read what the runs recorded; of stale stages, the cause alone.
 
     Raises: UserError for a folder that is no run.
     """
     records: list[Records] = []
     settings: list[dict[str, Any]] = []
+    stale: list[dict[str, str]] = []
     for folder in folders:
         if not (folder / "run.yaml").is_file():
             raise UserError(f"{folder} is not a run folder", hint="name folders that hold a run.yaml")
-        found = {stage: read_record(folder / FOLDERS[stage]) for stage in STAGES}
-        records.append({stage: record for stage, record in found.items() if record and record["done"]})
-        settings.append(dict(flatten(yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8")))))
-    columns = [_figures(r) for r in records]
+        found = records_of(folder)
+        values = yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8"))
+        states = stage_states(found, values)
+        stale.append({stage: state.cause for stage, state in states.items() if state.cause})
+        current = {
+            stage: record for stage, record in found.items() if record and states[stage].state == "done"
+        }
+        records.append(current)
+        settings.append(dict(flatten(settings_as_made(values, current, STAGES)[0])))
+    columns = [_figures(r) | _stale(causes) for r, causes in zip(records, stale, strict=True)]
     names = list(dict.fromkeys(name for column in columns for name in column))
     keys = sorted(set().union(*settings) - {"run_dir"})
-    values = [(key, [str(s.get(key, "–")) for s in settings]) for key in keys]
+    rows = [(key, [str(s.get(key, "–")) for s in settings]) for key in keys]
     return Comparison(
         runs=[str(folder) for folder in folders],
         figures=[(name, [column.get(name, "–") for column in columns]) for name in names],
-        differing=[(key, row) for key, row in values if len(set(row)) > 1],
+        differing=[(key, row) for key, row in rows if len(set(row)) > 1],
         records=records,
     )
 
@@ -124,6 +132,11 @@ def _figures(records: Records) -> dict[str, str]:
         found["bytes of states"] = f"{records['extract']['num_bytes']:,}"
     timed = {stage: r["seconds"] for stage, r in records.items() if "seconds" in r}
     return found | {f"time of {stage}": duration(seconds) for stage, seconds in timed.items()}
+
+
+def _stale(causes: Mapping[str, str]) -> dict[str, str]:
+    """Return what is not shown of a run, and why: it does not belong to what is."""
+    return {f"stale: {stage}": cause for stage, cause in causes.items()}
 
 
 def _losses(records: Records) -> list[tuple[float, float]]:

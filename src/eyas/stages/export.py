@@ -10,7 +10,8 @@ from eyas.drafters.common.stored import share_target
 from eyas.engines.info import draft_troubles
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
-from eyas.stages.run_context import RunContext, begin, finish, next_command
+from eyas.report.card import write_card
+from eyas.stages.run_context import RunContext, begin, finish, finished_run, next_command
 from eyas.store.aux_subset import check_same_target, with_layers
 from eyas.targets.teacher import read_teacher
 from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint
@@ -20,19 +21,19 @@ _VERIFIED_ROWS = 64
 
 def export(context: RunContext) -> None:
     """Write the folder, reload it, and compare its logits with the trainer's on stored states."""
-    context.output_of("train")
+    trained = context.output_of("train")
     best = best_checkpoint(context.folder("train"))
     assert best is not None
     checkpoint = read_checkpoint(best)
     inputs = {
-        "checkpoint": sha256_of_file(best / "draft.safetensors"),
+        "checkpoint": trained,
         "target": context.draft_spec.fingerprint,
         "export": context.config.export.model_dump(mode="json"),
     }
     check_same_target(checkpoint.spec, context.draft_spec_like(checkpoint.spec.weights_fingerprint))
-    folder = context.folder("export")
     if not begin(context, "export", inputs, lambda: is_whole(context)):
         return
+    folder = context.folder("export")
     kind, spec = checkpoint.architecture, checkpoint.spec
     exporter = registry.resolve(registry.EXPORTERS, context.config.export.format, "export format")(kind)
     draft: Draft = registry.drafter(kind).build(checkpoint.draft_config)
@@ -51,9 +52,11 @@ def export(context: RunContext) -> None:
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
     troubles = draft_troubles(kind, draft.config, spec.read_layers)
     finish(context, "export", _digests(folder), engine_troubles=troubles)
+    write_card(finished_run(context), context.folder("export"))
     for title, trouble in troubles.items():
         say(f"export: not for {title}: {trouble}")
-    say(f"export: verified; serve it with: eyas serve {folder} -k {context.config.evaluate.num_draft_tokens}")
+    folder, k = context.folder("export"), context.config.evaluate.num_draft_tokens
+    say(f"export: verified; serve it with: eyas serve {folder} -k {k}")
     next_command(context, "export")
 
 

@@ -8,7 +8,7 @@ from eyas.capture.fleet import capture_with_fleet
 from eyas.capture.in_process import capture_in_process
 from eyas.capture.split_work import SplitWork
 from eyas.capture.statistics import table_of
-from eyas.data.prepared import SPLITS, read_manifest
+from eyas.data.prepared import SPLITS, Split, read_manifest
 from eyas.errors import ContractError, UserError
 from eyas.progress import say
 from eyas.run_folder import read_record
@@ -27,10 +27,8 @@ def extract(context: RunContext) -> None:
     manifest = _samples_manifest(context)
     # The run's own folder is locked already; states elsewhere may be wanted by another run.
     elsewhere = settings.states_dir is not None
-    with context.states_folder.lock() if elsewhere else nullcontext():
-        if elsewhere and context.fresh:
-            for split in context.stored_splits:
-                (context.states_folder / split).clear()
+    states_folder = context.states_folder
+    with states_folder.lock() if elsewhere else nullcontext():
         if not begin(context, "extract", inputs, lambda: _is_whole(context)):
             return
         run = capture_run(context)
@@ -38,7 +36,11 @@ def extract(context: RunContext) -> None:
         capture = capture_in_process if settings.fleet is None else capture_with_fleet
         if missing := [work for work in works if work.missing]:
             capture(run, missing)
-        _finish(context, works)
+        stores = {work.split: ShardStore(work.folder) for work in works}
+        if context.redoes_states_elsewhere:
+            for split in stores:
+                (states_folder / split).take(context.states_folder / split)
+        _finish(context, works, stores)
 
 
 def _inputs(context: RunContext) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def _inputs(context: RunContext) -> dict[str, Any]:
         "here, the held-out samples only"
     )
     record = read_record(context.folder("extract"))
-    if record is not None and "splits" not in record["inputs"] and not context.fresh:
+    if record is not None and "splits" not in record["inputs"] and "extract" not in context.fresh:
         raise UserError(
             f"{context.folder('extract')} is for the states of all samples",
             hint="train on them with train.source=store, or name another run_dir",
@@ -88,9 +90,8 @@ def _is_whole(context: RunContext) -> bool:
         return False
 
 
-def _finish(context: RunContext, works: Sequence[SplitWork]) -> None:
+def _finish(context: RunContext, works: Sequence[SplitWork], stores: Mapping[Split, ShardStore]) -> None:
     spec = context.spec
-    stores = {work.split: ShardStore(work.folder) for work in works}
     records = {split: list(store.records.values()) for split, store in stores.items()}
     everything = [record for split in records for record in records[split]]
     size = sum(record.num_bytes for record in everything)

@@ -33,6 +33,7 @@ def import_prepared(context: RunContext, source: Path) -> None:
     is_new = not folder.exists()
     if not begin(context, "prepare", inputs, lambda: is_whole(folder)):
         return
+    folder = context.folder("prepare")
     try:
         manifest = import_samples(source, folder, context.spec, config.data, config.seed)
     except UserError:

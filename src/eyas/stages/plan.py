@@ -15,7 +15,6 @@ from eyas.plan.summary import Plan
 from eyas.plan.target_size import TargetSize, read_target_size
 from eyas.plan.tokens import counted_tokens, expected_tokens, given_tokens
 from eyas.progress import say
-from eyas.run_folder import read_record
 from eyas.stages.init_from import draft_config
 from eyas.stages.run import run_stage, stages_of
 from eyas.stages.run_context import RunContext, facts_of
@@ -131,5 +130,5 @@ def _learning_rate(config: RunConfig, width: int) -> float:
 
 
 def _state(context: RunContext, stage: str) -> str:
-    record = read_record(context.folder(stage))
-    return "to do" if record is None else "done" if record["done"] else "begun"
+    state = context.states()[stage].state
+    return "to do" if state == "not begun" else state

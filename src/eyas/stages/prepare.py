@@ -22,6 +22,7 @@ def prepare(context: RunContext) -> None:
     config, folder = context.config, context.folder("prepare")
     if not begin(context, "prepare", _inputs(context), lambda: is_whole(folder)):
         return
+    folder = context.folder("prepare")
     failed_drops = config.run_dir / "prepared-drops.jsonl"
     failed_drops.unlink(missing_ok=True)
     tally = Tally()

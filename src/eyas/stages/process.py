@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eyas.errors import EyasError, UserError
 from eyas.files import read_json
 from eyas.progress import say
-from eyas.run_folder import FOLDERS, STAGES, read_record
+from eyas.provenance import stage_states
+from eyas.run_folder import records_of
 from eyas.run_process import is_alive, log_path, progress_path, read_process, refuse_second
 
 _STOP_S = 60.0
@@ -50,8 +51,10 @@ def _start(run_dir: Path, arguments: Sequence[str]) -> int:
     return child.pid
 
 
-def status(run_dir: Path) -> dict[str, Any]:
+def status(run_dir: Path, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what is known of the run: stages, the process, what it is doing.
+
+    A stage that was made with other ``settings`` than these is stale.
 
     Raises: UserError when there is no such run.
     """
@@ -60,16 +63,19 @@ def status(run_dir: Path) -> dict[str, Any]:
     process = read_process(run_dir)
     alive = process is not None and is_alive(process)
     doing = read_json(progress_path(run_dir)) if progress_path(run_dir).is_file() else {}
-    stages = {}
-    for name in STAGES:
-        record = read_record(run_dir / FOLDERS[name])
-        state = "not begun" if record is None else "done" if record["done"] else "begun"
+    records = records_of(run_dir)
+    found = stage_states(records, settings)
+    stages: dict[str, dict[str, Any]] = {}
+    for name, record in records.items():
+        state: str = found[name].state
         if alive and doing.get("stages", {}).get(name, {}).get("state") == "running":
             state = "running"
-        stages[name] = {"state": state, "seconds": (record or {}).get("seconds")}
+        stages[name] = {"state": state, "cause": found[name].cause, "seconds": (record or {}).get("seconds")}
     outcome = "never run" if process is None else "running" if alive else process.get("outcome", "died")
     if process and not alive and process.get("host") != platform.node() and "ended" not in process:
         outcome = f"unknown: it ran on {process['host']}"
+    if outcome == "finished" and any(stage["cause"] for stage in stages.values()):
+        outcome = "stale"
     return {
         "run_dir": str(run_dir),
         "state": outcome,
@@ -87,7 +93,8 @@ def print_status(found: dict[str, Any]) -> None:
     print(f"{found['run_dir']}: {found['state']}{pid}")
     for name, stage in found["stages"].items():
         took = f"{stage['seconds']:.0f} s" if stage["seconds"] is not None else ""
-        print(f"  {name:<11} {stage['state']:<10} {took}".rstrip())
+        why = f"{took:<8} {stage['cause']}" if stage["cause"] else took
+        print(f"  {name:<11} {stage['state']:<10} {why}".rstrip())
     if found["text"]:
         print(found["text"])
     if found["state"] == "died":

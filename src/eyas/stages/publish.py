@@ -6,7 +6,7 @@ from eyas.errors import EyasError, UserError
 from eyas.progress import say
 from eyas.progress_displays import size
 from eyas.report.card import write_card
-from eyas.stages.run_context import RunContext, facts_of, finished_run
+from eyas.stages.run_context import RunContext, finished_run
 from eyas.targets.files import unreachable
 
 # stage.json is the run's own business: it names folders of this machine.
@@ -27,7 +27,7 @@ def publish(context: RunContext, repository: str, dry_run: bool, private: bool) 
     context.output_of("export")
     write_card(finished_run(context), context.folder("export"))
     folder = context.folder("export")
-    if not facts_of(context, "evaluate").get("done"):
+    if context.states()["evaluate"].state != "done":
         say("push: nothing is measured yet, and the card says so; push again after eyas evaluate")
     for name in _PUBLISHED:
         say(f"push: {name} ({size((folder / name).stat().st_size)})")

@@ -31,6 +31,7 @@ def regenerate(context: RunContext) -> None:
         )
     if not begin(context, "regenerate", _inputs(context), lambda: is_whole(folder)):
         return
+    folder = context.folder("regenerate")
     server = _Server(context, new_renderer(context))
     answerer = Answerer(
         folder / "answers.jsonl",

@@ -14,6 +14,7 @@ from eyas.progress_displays import JsonLines, StatusFile
 from eyas.progress_terminal import Checklist, Terminal
 from eyas.report.card import write_card
 from eyas.report.page import print_summary, write_report
+from eyas.run_folder import FOLDERS, put_in_place, redo_folder
 from eyas.run_process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.check_settings import check_settings
 from eyas.stages.evaluate import evaluate
@@ -21,7 +22,7 @@ from eyas.stages.export import export
 from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
-from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted
+from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted, report_path
 from eyas.stages.train import train
 from eyas.train.validation import check_held_out
 
@@ -40,8 +41,13 @@ def stages_of(context: RunContext) -> list[str]:
     return [s for s in STAGE_FUNCTIONS if s != "regenerate" or context.config.regenerate.enabled]
 
 
+# What ``run`` does again without being asked when its settings have changed: it costs no work of the target.
+DONE_AGAIN = frozenset({"train", "export", "evaluate"})
+
+
 def run(context: RunContext, as_json: bool = False) -> None:
     """Run the whole pipeline and show what came out of it; with ``as_json`` as JSON lines on stdout."""
+    context.may_differ = DONE_AGAIN
     run_dir, stages = context.config.run_dir, stages_of(context)
     new_run, before = not run_dir.exists(), kept_files(run_dir)
     try:
@@ -58,7 +64,7 @@ def run(context: RunContext, as_json: bool = False) -> None:
                     check_held_out(facts_of(context, name)["counts"].get("held_out_conversations", 0))
             finished = finished_run(context)
             write_card(finished, context.folder("export"))
-            page = run_dir / "report.html"
+            page = report_path(context)
             write_report(finished, page)
     except UserError:
         if not context.began:  # refused at its start: nothing has changed
@@ -92,7 +98,7 @@ def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
 def _run_shown(context: RunContext, name: str) -> None:
     """Run one stage and let the screen know how it goes."""
     screen, started, state = current_screen(), time.monotonic(), "failed"
-    before = None if context.fresh else facts_of(context, name)
+    before = None if name in context.fresh else facts_of(context, name)
     screen.stage(name, "running")
     try:
         run_stage(context, name)
@@ -105,30 +111,34 @@ def run_stage(context: RunContext, name: str) -> None:
     """Run one stage as the run folder's only writer; what it has begun to write when it finds the input
     wrong is taken back."""
     check_settings(context, [name])
-    run_dir, folder = context.config.run_dir, context.folder(name)
-    new_run, new_stage = not (run_dir / "run.yaml").exists(), not folder.exists()
+    run_dir = context.config.run_dir
+    new_run = not (run_dir / "run.yaml").exists()
     try:
         if is_torchelastic_launched():  # one of several ranks; the command that started them holds the lock
-            _run_locked(context, name, new_run, new_stage)
+            _run_locked(context, name, new_run)
             return
         with hold(run_dir / ".lock", str(run_dir)):
             remove_litter(run_dir)
-            _run_locked(context, name, new_run, new_stage)
+            for stage in FOLDERS.values():
+                put_in_place(run_dir / stage)
+            _run_locked(context, name, new_run)
     finally:
         if new_run and run_dir.is_dir() and not any(run_dir.iterdir()):
             run_dir.rmdir()
 
 
-def _run_locked(context: RunContext, name: str, new_run: bool, new_stage: bool) -> None:
+def _run_locked(context: RunContext, name: str, new_run: bool) -> None:
+    main = context.config.run_dir / FOLDERS[name]
+    existed = {folder for folder in (main, redo_folder(main)) if folder.exists()}
     try:
         STAGE_FUNCTIONS[name](context)
     except BaseException as error:
         interrupted(context, name)
         if not isinstance(error, UserError):
             raise
-        if new_stage:
+        if (folder := context.folder(name)) not in existed:
             with suppress(OSError):
-                remove_folder(context.folder(name))
+                remove_folder(folder)
         if new_run:
             (context.config.run_dir / "run.yaml").unlink(missing_ok=True)
         raise

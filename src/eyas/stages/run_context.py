@@ -1,8 +1,11 @@
 """One run as its stages see it: settings, folders, target, and what each stage records."""
 
 import dataclasses
+import functools
+import json
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 
 from eyas import registry
 from eyas.config.explain import to_commented_yaml
-from eyas.config.load import LoadedConfig
+from eyas.config.load import LoadedConfig, flatten
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
 from eyas.drafters.layers_read import captured_by_default, layers_read
@@ -18,9 +21,21 @@ from eyas.engines.info import engine_info
 from eyas.errors import ContractError, UserError
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
+from eyas.provenance import StageState, difference, settings_as_made, settings_before, stage_states
 from eyas.registry import REFERENCE_ENGINE
 from eyas.report.finished_run import FinishedRun
-from eyas.run_folder import FOLDERS, STAGES, begin_record, read_record, write_record
+from eyas.report.stale import CARD, mark_stale
+from eyas.run_folder import (
+    FOLDERS,
+    STAGES,
+    begin_record,
+    finished_folder,
+    put_in_place,
+    read_record,
+    readable_record,
+    redo_folder,
+    write_record,
+)
 from eyas.store.shards import ShardStore
 from eyas.store.storage import Folder, folder_of
 from eyas.targets.resolve_model import is_local, locate, locate_description
@@ -38,7 +53,11 @@ class RunContext:
     """One run, as a stage sees it."""
 
     loaded: LoadedConfig
-    fresh: bool = False
+    # Stages that are done again whatever exists, and those that are when they were made from other inputs.
+    fresh: frozenset[str] = frozenset()
+    may_differ: frozenset[str] = frozenset()
+    # Where each stage works in this process; it takes the stage's own folder when it is complete.
+    at_work: dict[str, Path] = field(default_factory=dict)
     # When each stage began to work in this process, for the time it took (seconds of a monotonic clock).
     began: dict[str, float] = field(default_factory=dict)
 
@@ -87,12 +106,28 @@ class RunContext:
         return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
 
     def folder(self, stage: str) -> Path:
-        return self.config.run_dir / FOLDERS[stage]
+        """Where the output of a stage is, or where it is being written by this process."""
+        return self.at_work.get(stage) or finished_folder(self.config.run_dir / FOLDERS[stage])
+
+    def join(self, stage: str) -> None:
+        """Work where the first rank has begun a stage."""
+        folder = self.config.run_dir / FOLDERS[stage]
+        self.at_work[stage] = redo if (redo := redo_folder(folder)).exists() else folder
 
     @property
     def states_folder(self) -> Folder:
         """Where the hidden states lie: in the run folder, or where extract.states_dir says."""
-        return folder_of(self.config.extract.states_dir or self.folder("extract"))
+        elsewhere = self.config.extract.states_dir
+        if elsewhere is None:
+            return folder_of(self.folder("extract"))
+        folder = folder_of(elsewhere)
+        return folder / "redo" if self.redoes_states_elsewhere else folder
+
+    @property
+    def redoes_states_elsewhere(self) -> bool:
+        """Whether states outside of the run folder are being made again, next to those that exist."""
+        is_fresh = "extract" in self.at_work and "extract" in self.fresh
+        return self.config.extract.states_dir is not None and is_fresh
 
     @property
     def stored_splits(self) -> tuple[Split, ...]:
@@ -157,16 +192,30 @@ class RunContext:
             return "cpu"
         raise UserError(f"there is no room for {needed / 1e9:,.0f} GB of it in memory")
 
+    def records(self) -> dict[str, dict[str, Any] | None]:
+        """Return what each stage recorded, in order; None for what cannot be read."""
+        return {stage: readable_record(self.folder(stage)) for stage in STAGES}
+
+    def states(self) -> dict[str, StageState]:
+        """Return how far each stage is, and whether its output is still what these settings ask for."""
+        return stage_states(self.records(), self.config.model_dump(mode="json"))
+
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.
 
-        Raises: UserError when it has not finished.
+        Raises: UserError when it has not finished, or what it was made from has been made again.
         """
         record = read_record(self.folder(stage))
-        if record is None or not record["done"]:
+        state = stage_states(self.records())[stage]
+        if state.state == "stale":
             raise UserError(
-                f"{self.folder(stage)} is not there yet or not complete",
-                hint=f"run: eyas {stage} -c <run file>",
+                f"{self.folder(stage)} is stale: {state.cause}",
+                hint=f"run: eyas {stage} --fresh {shlex.join(self.loaded.arguments)}",
+            )
+        if record is None or state.state != "done":
+            raise UserError(
+                f"{self.folder(stage)} has not finished",
+                hint=f"run: eyas {stage} {shlex.join(self.loaded.arguments)}",
             )
         return str(record["output"])
 
@@ -178,14 +227,53 @@ def begin(
 
     Raises: as ``begin_record``.
     """
-    folder = context.folder(stage)
-    if not begin_record(folder, stage, inputs, context.fresh, is_whole):
+    records = context.records()
+    folder = context.config.run_dir / FOLDERS[stage]
+    at = begin_record(
+        folder,
+        stage,
+        inputs,
+        is_whole,
+        functools.partial(difference, stage, records=records),
+        again=f"eyas {stage} --fresh {shlex.join(context.loaded.arguments)}",
+        fresh=stage in context.fresh,
+        may_differ=stage in context.may_differ,
+    )
+    if at is None:
         say(f"{stage}: already done ({folder})")
         return False
+    record = records[stage]
+    if record is not None and record["done"] and at != folder and stage not in context.fresh:
+        say(f"{stage}: is done again: {difference(stage, record['inputs'], inputs, records)}")
+    context.at_work[stage] = at
     context.began[stage] = time.monotonic()
+    loaded, changed = as_made(context, records, STAGES[: STAGES.index(stage)])
+    if changed:
+        say(f"{stage}: earlier stages keep what they were made with: {', '.join(changed)}")
     with atomic_file(context.config.run_dir / "run.yaml") as beside:
-        beside.write_text(to_commented_yaml(context.loaded), encoding="utf-8")
+        beside.write_text(to_commented_yaml(loaded), encoding="utf-8")
     return True
+
+
+def is_done_again(context: RunContext, stage: str, inputs: Mapping[str, Any]) -> bool:
+    """Whether ``begin`` will start a stage anew that these settings allow to do again."""
+    made_from = facts_of(context, stage).get("inputs")
+    differs = made_from is not None and made_from != json.loads(json.dumps(inputs))
+    return stage in context.fresh or (differs and stage in context.may_differ)
+
+
+def as_made(
+    context: RunContext, records: Mapping[str, Any], stages: Sequence[str] = STAGES
+) -> tuple[LoadedConfig, list[str]]:
+    """Return the settings with those that the finished ``stages`` were made with, and which that changed."""
+    values, changed = settings_as_made(context.config.model_dump(mode="json"), records, stages)
+    if not changed:
+        return context.loaded, []
+    origins = context.loaded.origins | dict.fromkeys(changed, "the run")
+    config = RunConfig.model_validate(values)
+    for key, _ in flatten(config.model_dump(mode="json")):
+        origins.setdefault(key, "the run")
+    return dataclasses.replace(context.loaded, config=config, origins=origins), changed
 
 
 def finish(context: RunContext, stage: str, output: Any, **facts: Any) -> None:
@@ -193,9 +281,19 @@ def finish(context: RunContext, stage: str, output: Any, **facts: Any) -> None:
     record = read_record(context.folder(stage))
     assert record is not None
     facts["seconds"] = _seconds(context, stage, record)
+    facts["before"] = settings_before(stage, context.records())
     write_record(
         context.folder(stage), stage, record["inputs"], done=True, output=fingerprint(output), **facts
     )
+    del context.at_work[stage]
+    put_in_place(context.config.run_dir / FOLDERS[stage])
+    for later, path in (("evaluate", report_path(context)), ("export", context.folder("export") / CARD)):
+        if cause := stage_states(context.records())[later].cause:
+            mark_stale(path, cause)
+
+
+def report_path(context: RunContext) -> Path:
+    return context.config.run_dir / "report.html"
 
 
 def interrupted(context: RunContext, stage: str) -> None:
@@ -219,8 +317,11 @@ def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
 
 def finished_run(context: RunContext) -> FinishedRun:
     """Return what reports are made from."""
-    records = {stage: facts_of(context, stage) for stage in STAGES}
-    return FinishedRun(context.loaded, context.drafter, context.draft_spec, records, context.data_folder)
+    found = context.records()
+    states = stage_states(found)
+    records = {stage: r for stage, r in found.items() if r is not None and states[stage].state == "done"}
+    loaded, _ = as_made(context, records)
+    return FinishedRun(loaded, context.drafter, context.draft_spec, records, context.data_folder)
 
 
 def next_command(context: RunContext, stage: str) -> None:

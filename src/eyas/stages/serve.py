@@ -16,7 +16,9 @@ from eyas.engines.info import DraftServer, EngineInfo, engine_info, engines_that
 from eyas.errors import UserError
 from eyas.export.read import read_draft
 from eyas.progress import say
+from eyas.provenance import stage_states
 from eyas.registry import SERVING_ENGINE
+from eyas.run_folder import records_of
 from eyas.serving.fit import (
     check_file,
     check_memory,
@@ -52,6 +54,7 @@ def serve(options: ServeOptions, print_only: bool) -> None:
     """
     stored = read_draft(options.draft)
     check_file(options.draft, stored)
+    warn_of_stale(options.draft)
     name = options.target or recorded_target(stored).get("model")
     if name is None:
         raise UserError(
@@ -89,6 +92,14 @@ def serve(options: ServeOptions, print_only: bool) -> None:
     if on_cpu:
         words[0] = sys.executable
     os.execvp(words[0], words)
+
+
+def warn_of_stale(draft: Path) -> None:
+    """Say so where the draft of a run folder is older than what the run holds now."""
+    run_dir = draft.resolve().parent
+    if (run_dir / "run.yaml").is_file() and (cause := stage_states(records_of(run_dir))["export"].cause):
+        say(f"serve: warning: {draft} is stale: {cause}")
+        say(f"  for the newest one: eyas export --fresh -c {run_dir / 'run.yaml'}")
 
 
 def _server(options: ServeOptions, stored: StoredDraft, target: TargetSettings) -> DraftServer:

@@ -16,7 +16,7 @@ from eyas.files import fingerprint, sha256_of_file
 from eyas.progress import mute, say
 from eyas.stages.capture_run import open_stream
 from eyas.stages.init_from import draft_from, new_draft, read_start, start_folder, vocab_of
-from eyas.stages.run_context import RunContext, begin, finish, next_command
+from eyas.stages.run_context import RunContext, begin, finish, is_done_again, next_command
 from eyas.store.aux_subset import check_states, with_layers
 from eyas.store.manifest import StoreManifest
 from eyas.targets.teacher import read_teacher
@@ -53,7 +53,7 @@ def train(context: RunContext) -> None:
         check_ranks(settings, settings.num_gpus)
         if context.device == "cuda":
             check_gpus(settings.num_gpus)
-        fresh = ("--fresh",) if context.fresh else ()
+        fresh = ("--fresh",) if is_done_again(context, "train", inputs) else ()
         launch_ranks(settings.num_gpus, ("train", *fresh, *context.loaded.arguments))
         return
     ranks = join_ranks(context.device)
@@ -72,6 +72,7 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
     ranks.check_same("versions", versions, hint="install the same versions on every machine")
     if not ranks.on_first(lambda: begin(context, "train", inputs, lambda: _is_whole(context))):
         return
+    context.join("train")
     check_shared(ranks, context.folder("train"))
     counts = count_supervised(read_samples(context.samples_folder, "train"), context.spec.vocab_size)
     always = always_kept(counts, context.spec.eos_token_ids, context.tokenizer.added_tokens_decoder)
@@ -132,7 +133,7 @@ def _finish(context: RunContext, trainer: Trainer, facts: dict[str, Any]) -> Non
     finish(
         context,
         "train",
-        [checkpoint.step, trainer.settings_fingerprint, trainer.train_states.fingerprint],
+        sha256_of_file(best / "draft.safetensors"),
         best_step=checkpoint.step,
         num_steps=len(trainer.batches),
         acceptance_length=trainer.best,

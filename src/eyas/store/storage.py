@@ -56,6 +56,10 @@ class Folder(Protocol):
         """Remove the folder and all it holds."""
         ...
 
+    def take(self, other: Any) -> None:
+        """Become what ``other`` is, a folder of the same kind, instead of what this one holds."""
+        ...
+
     def lock(self) -> AbstractContextManager[None]:
         """Be the only writer. Raises: UserError with the other one's host and process."""
         ...
@@ -120,6 +124,10 @@ class LocalFolder:
     def clear(self) -> None:
         if self.path.is_dir():
             remove_folder(self.path)
+
+    def take(self, other: Any) -> None:
+        self.clear()
+        other.path.replace(self.path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -205,6 +213,10 @@ class RemoteFolder:
     def clear(self) -> None:
         if self.fs.exists(self.root):
             self.fs.rm(self.root, recursive=True)
+
+    def take(self, other: Any) -> None:
+        self.clear()
+        self.fs.mv(other.root, self.root, recursive=True)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -262,7 +262,7 @@ def test_a_server_that_is_not_there_or_has_several_models_is_explained(
     server.models = ["a", "b"]
     with pytest.raises(UserError, match="2 models: a, b"):
         run(ROWS)
-    with pytest.raises(UserError, match="was written with regenerate"):
+    with pytest.raises(UserError, match="is stale: regenerate"):
         run(ROWS, "regenerate.extra_body={model: b}")
     assert {b["model"] for b in server.bodies} == set()
 

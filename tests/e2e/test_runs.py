@@ -1,0 +1,86 @@
+"""What belongs together in a run, what may vary, and what is never lost."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline import eyas, snapshot, write_run
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    screen = eyas("run", "-c", write_run(folder, tiny_target))
+    assert screen.code == 0, screen.err
+    return folder
+
+
+@pytest.fixture
+def run_file(finished: Path, tmp_path: Path) -> Path:
+    """The run file of a finished run that a test may change."""
+    shutil.copytree(finished / "run", tmp_path / "run")
+    path = tmp_path / "run.yaml"
+    path.write_text((finished / "run.yaml").read_text().replace(str(finished / "run"), str(tmp_path / "run")))
+    return path
+
+
+def test_an_evaluation_that_cannot_start_deletes_nothing(run_file: Path) -> None:
+    run = run_file.parent / "run"
+    before = snapshot(run / "evaluation")
+    refused = eyas("evaluate", "-c", run_file, "--endpoint", "http://127.0.0.1:9/v1", "--fresh")
+    assert refused.code == 2
+    assert "does not answer" in refused.err
+    assert snapshot(run / "evaluation") == before
+    assert sorted(p.name for p in run.iterdir() if p.name.startswith("evaluation")) == ["evaluation"]
+    assert "stale" not in eyas("status", "-c", run_file).out
+
+
+def test_what_was_made_from_an_older_draft_is_stale_everywhere(run_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    screen = eyas("train", "-c", run_file, "--fresh", "train.num_epochs=2")
+    assert screen.code == 0, screen.err
+    cause = "train was done again: train.num_epochs was 1 and is 2"
+    states = json.loads(eyas("status", "-c", run_file, "--json", "train.num_epochs=2").out)
+    assert states["state"] == "stale"
+    found = {name: (stage["state"], stage["cause"]) for name, stage in states["stages"].items()}
+    assert found["train"] == ("done", None)
+    assert found["export"] == ("stale", cause)
+    assert found["evaluate"] == ("stale", "export is stale")
+    assert "train.num_epochs was 2 and is 1" in eyas("status", "-c", run_file).out, "of these settings"
+    figures = json.loads(eyas("compare", run, "--json").out)["figures"]
+    assert figures["stale: export"] == [cause]
+    assert not any("decoded" in name for name in figures)
+    for path in (run / "report.html", run / "draft" / "README.md"):
+        assert "Stale:</b>" in path.read_text()
+    assert f"is stale: {cause}" in eyas("serve", run / "draft", "--print").err
+    refused = eyas("evaluate", "-c", run_file, "train.num_epochs=2")
+    assert refused.code == 2
+    assert f"draft is stale: {cause}" in refused.err
+    assert "hint: run: eyas export --fresh -c" in refused.err
+
+
+def test_a_run_with_other_training_settings_keeps_what_does_not_depend_on_them(
+    run_file: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    kept = {name: snapshot(run / name) for name in ("prepared", "regenerated", "states")}
+    screen = eyas("run", "-c", run_file, "train.num_epochs=2")
+    assert screen.code == 0, screen.err
+    assert "train: is done again: train.num_epochs was 1 and is 2" in screen.err
+    assert {name: snapshot(run / name) for name in kept} == kept
+    assert "Stale:" not in (run / "report.html").read_text()
+    assert not list(run.glob("*.redo"))
+    refused = eyas("run", "-c", run_file, "data.max_length=90")
+    assert refused.code == 2
+    assert "prepared is stale: data.max_length was 96 and is 90" in refused.err
+
+
+def test_a_stage_says_which_settings_of_earlier_ones_it_does_not_change(
+    run_file: Path, tmp_path: Path
+) -> None:
+    screen = eyas("export", "-c", run_file, "--fresh", "train.num_epochs=3")
+    assert screen.code == 0, screen.err
+    assert "earlier stages keep what they were made with: train.num_epochs" in screen.err
+    assert "num_epochs: 1  # the run" in (tmp_path / "run" / "run.yaml").read_text()
