@@ -131,7 +131,7 @@ def test_two_runs_side_by_side(finished: Path, tmp_path: Path) -> None:
     assert screen.code == 0, screen.err
     lines = screen.out.splitlines()
     assert lines[0].split() == [str(r) for r in runs]
-    assert any(line.split() == ["train.learning_rate", "0.0005", "1e-05"] for line in lines)
+    assert any(line.split() == ["train.learning_rate", "auto", "1e-05"] for line in lines)
     assert not any("data.max_length" in line for line in lines)
     assert len(re.findall("<polyline", (tmp_path / "compared.html").read_text())) == 4
     found = json.loads(eyas("compare", *runs, "--json").out)

@@ -121,7 +121,7 @@ def test_other_draft_tokens_in_serving_leave_what_was_trained_alone(finished: tu
     # What ranks checkpoints is a setting of training.
     screen = eyas("train", "-c", folder / "run.yaml", "train.validate_draft_tokens=2")
     assert screen.code == 2
-    assert "train.validate_draft_tokens = 3; this run has 2" in screen.err
+    assert "train.validate_draft_tokens was 3 and is 2" in screen.err
 
 
 def test_the_resolved_run_file_runs_too(finished: tuple[Path, Screen]) -> None:
