@@ -142,7 +142,7 @@ def run_prepare(tmp_path: Path) -> Prepare:
             "regenerate.enabled=false",
             "data.max_drop_share=1",
         )
-        context = FakeContext(load_config(None, (*base, *settings)), fresh=True)
+        context = FakeContext(load_config(None, (*base, *settings)), frozenset(["prepare"]))
         context.tokenizer = tokenizer
         prepare(context)
         return outcome_of(context.folder("prepare"))
