@@ -62,4 +62,4 @@ format: .venv/test.done
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-vllm .venv-lowest .venv-newest build dist runs site
+	rm -rf .venv .venv-vllm .venv-lowest .venv-newest build dist site

@@ -152,9 +152,12 @@ _ENDPOINT = click.option(
     metavar="URL",
     help="running OpenAI-compatible server that answers, e.g. http://127.0.0.1:8000/v1",
 )
+_STAGE_NAMES = [name for name, _, _ in _STAGES if name != "run"]
 _OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
     "run": [
         click.option("--json", "as_json", is_flag=True, help="JSON lines of what happens, on stdout"),
+        click.option("--from", "from_stage", type=click.Choice(_STAGE_NAMES),
+                     help="do this stage and those after it again, and keep those before"),
         click.option("--detach", is_flag=True, help="work on behind a closed terminal; see eyas status"),
     ],
     "regenerate": [_ENDPOINT],
@@ -324,6 +327,34 @@ def stop(debug: bool, **arguments: Any) -> None:
 def compare(debug: bool, **arguments: Any) -> None:
     """Put finished runs side by side: figures, settings that differ, curves. RUN is a run folder."""
     guarded(debug, commands.compare, **arguments)
+
+
+@cli.command(epilog=_example("eyas sweep -c run.yaml --vary train.learning_rate=5e-4,1e-3,2e-3"))
+@_on_a_run
+@click.option("--vary", "varied", multiple=True, required=True, metavar="KEY=VALUE,VALUE,...",
+              help="a setting and its values; several make every combination")  # fmt: skip
+@_json
+def sweep(debug: bool, **arguments: Any) -> None:
+    """Run every combination of some settings, and compare them; stages that are the same are shared."""
+    guarded(debug, commands.sweep, **arguments)
+
+
+@cli.command(epilog=_example("eyas runs runs"))
+@click.argument("folders", nargs=-1, type=_PATH, metavar="[FOLDER]...")
+@_json
+@_debug
+def runs(debug: bool, **arguments: Any) -> None:
+    """List runs: how far each is, its kind of draft, acceptance, age and size. FOLDER is runs by default."""
+    guarded(debug, commands.runs, **arguments)
+
+
+@cli.command(epilog=_example("eyas clean runs/a --yes"))
+@click.argument("folders", nargs=-1, required=True, type=_PATH, metavar="RUN...")
+@click.option("--yes", is_flag=True, help="delete it; without, only say what would be deleted")
+@_debug
+def clean(debug: bool, **arguments: Any) -> None:
+    """Free states and old checkpoints of runs whose draft is exported; never a draft, report or data."""
+    guarded(debug, commands.clean, **arguments)
 
 
 @cli.group(epilog=_example("eyas inspect prepared -c run.yaml"))

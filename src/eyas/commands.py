@@ -33,13 +33,17 @@ def run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bo
     from eyas.stages.run_context import RunContext
 
     # Of the stages before it, extract itself only fills prepare's folder: with extract.prepared_data.
-    redone = {"run": STAGES, "extract": ("prepare", "extract")}.get(name, (name,))
-    context = RunContext(loaded, frozenset(redone if fresh else ()))
+    redone = {"run": STAGES, "extract": ("prepare", "extract")}.get(name, (name,)) if fresh else ()
+    if first := flags.get("from_stage"):
+        redone = STAGES[STAGES.index(first) :]
+    context = RunContext(loaded, frozenset(redone))
     if name == "run" and flags["detach"]:
         from eyas.stages.process import detach
 
         check_settings(context)
-        detach(loaded.config.run_dir, path, fresh, settings, flags["as_json"])
+        begun = ("--from", first) if first else ()
+        words = (*(["--fresh"] if fresh else []), *(["--json"] if flags["as_json"] else []), *begun)
+        detach(loaded.config.run_dir, path, words, settings)
     elif name == "run":
         run(context, flags["as_json"])
     else:
@@ -188,3 +192,31 @@ def inspect_states(path: Path | None, settings: tuple[str, ...], verify: bool) -
 
     show = states.verify_states if verify else states.inspect_states
     show(RunContext(loaded))
+
+
+def sweep(path: Path | None, settings: tuple[str, ...], varied: tuple[str, ...], as_json: bool) -> None:
+    from eyas.stages.compare import print_comparison
+    from eyas.stages.sweep import sweep as run_all
+
+    found = run_all(path, settings, varied)
+    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else print_comparison(found)
+
+
+def runs(folders: tuple[Path, ...], as_json: bool) -> None:
+    from eyas.stages.runs import list_runs, print_runs, to_json
+
+    found = list_runs(folders or (Path("runs"),))
+    click.echo(json.dumps(to_json(found), indent=2)) if as_json else print_runs(found)
+
+
+def clean(folders: tuple[Path, ...], yes: bool) -> None:
+    from eyas.progress_displays import size
+    from eyas.stages.clean import clean as free
+    from eyas.stages.clean import freed_by
+
+    for folder in folders:
+        freed = free(folder) if yes else freed_by(folder)
+        for one in freed:
+            click.echo(f"{size(one.num_bytes):>10}  {one.path}  ({one.what})")
+        total = size(sum(one.num_bytes for one in freed))
+        click.echo(f"{folder}: {total} {'freed' if yes else 'would be freed; delete it with --yes'}")

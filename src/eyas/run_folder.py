@@ -115,6 +115,8 @@ def begin_record(
     """
     known = json.loads(json.dumps(inputs))
     put_in_place(folder)
+    if folder.is_symlink() and not (_is_made_from(folder, known) and is_whole()):
+        folder.unlink()  # another run's output that has changed
     redone = redo_folder(folder)
     unfinished = readable_record(redone)
     resumed = unfinished is not None and unfinished["inputs"] == known
@@ -145,6 +147,24 @@ def begin_record(
     if not (resumed and at == redone):
         _write_first_record(at, stage, known)
     return at
+
+
+def link_to_base(folder: Path, base: Path, inputs: Mapping[str, Any]) -> bool:
+    """Let a stage without output take the finished one of another run, if that has the same inputs.
+
+    The link is relative, so that runs may be moved together.
+    """
+    taken = not folder.exists() and _is_made_from(base, json.loads(json.dumps(inputs)))
+    if taken:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.unlink(missing_ok=True)
+        folder.symlink_to(os.path.relpath(base.resolve(), folder.parent.resolve()))
+    return taken
+
+
+def _is_made_from(folder: Path, inputs: Any) -> bool:
+    record = readable_record(folder)
+    return record is not None and bool(record["done"]) and record["inputs"] == inputs
 
 
 def _write_first_record(folder: Path, stage: str, inputs: Any) -> None:

@@ -84,3 +84,91 @@ def test_a_stage_says_which_settings_of_earlier_ones_it_does_not_change(
     assert screen.code == 0, screen.err
     assert "earlier stages keep what they were made with: train.num_epochs" in screen.err
     assert "num_epochs: 1  # the run" in (tmp_path / "run" / "run.yaml").read_text()
+
+
+def test_another_run_takes_the_stages_that_are_the_same(run_file: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    varied = (f"run_dir={other}", f"base_run={run}", "train.num_epochs=2")
+    before = snapshot(run)
+    screen = eyas("run", "-c", run_file, *varied)
+    assert screen.code == 0, screen.err
+    links = {p.name for p in other.iterdir() if p.is_symlink()}
+    assert links == {"prepared", "regenerated", "states"}
+    assert snapshot(run) == before
+    assert eyas("run", "-c", run_file, *varied).code == 0
+    # Both may be moved together; what the base run does again is no longer what the other was made from.
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for folder in (run, other):
+        shutil.move(folder, moved / folder.name)
+    figures = json.loads(eyas("compare", moved / "run", moved / "other", "--json").out)["figures"]
+    assert not any(name.startswith("stale") for name in figures)
+    again = (f"run_dir={moved / 'run'}", "extract.states_dtype=float8_e4m3fn", "--fresh")
+    assert eyas("extract", "-c", run_file, *again).code == 0
+    figures = json.loads(eyas("compare", moved / "other", "--json").out)["figures"]
+    assert "stale: train" in figures
+    assert "acceptance length, decoded" not in figures
+
+
+def test_a_run_is_done_again_from_a_stage_on(run_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    kept = snapshot(run / "states")
+    screen = eyas("run", "-c", run_file, "--from", "train")
+    assert screen.code == 0, screen.err
+    assert snapshot(run / "states") == kept
+    assert "extract: already done" in screen.err
+    assert "train: already done" not in screen.err
+
+
+def test_samples_from_elsewhere_work_in_a_whole_run(run_file: Path, tmp_path: Path) -> None:
+    other = (
+        f"run_dir={tmp_path / 'other'}",
+        f"extract.prepared_data={tmp_path / 'run' / 'regenerated'}",
+        "regenerate.enabled=false",
+        "data.sources=[]",
+    )
+    for _ in range(2):
+        screen = eyas("run", "-c", run_file, *other)
+        assert screen.code == 0, screen.err
+    assert "train: already done" in screen.err
+
+
+def test_a_sweep_pays_for_the_targets_work_once(run_file: Path, tmp_path: Path) -> None:
+    swept = ("--vary", "train.learning_rate=1e-3,2e-3", "--vary", "seed=0", "evaluate.num_prompts=1")
+    screen = eyas("sweep", "-c", run_file, *swept, "--json")
+    assert screen.code == 0, screen.err
+    found = json.loads(screen.out)
+    assert [Path(name).name for name in found["runs"]] == [
+        "run-learning_rate=1e-3,seed=0",
+        "run-learning_rate=2e-3,seed=0",
+    ]
+    assert found["settings"]["train.learning_rate"] == ["0.001", "0.002"]
+    assert screen.err.count("extract: taken from") == 2
+    listed = json.loads(eyas("runs", tmp_path, "--json").out)
+    assert len(listed) == 3
+    assert all(one["stage"] == "evaluate" and one["acceptance"] >= 1 for one in listed)
+    assert eyas("runs", tmp_path / "nothing").code == 2
+
+
+def test_clean_frees_states_and_keeps_drafts_and_reports(run_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    before = snapshot(run)
+    said = eyas("clean", run)
+    assert "would be freed" in said.out
+    assert snapshot(run) == before
+    assert eyas("clean", run, "--yes").code == 0
+    gone = before.keys() - snapshot(run).keys()
+    assert gone
+    assert all(name.startswith(("states/train/", "checkpoints/step-")) for name in gone)
+    screen = eyas("run", "-c", run_file)
+    assert screen.code == 0, screen.err
+    assert "freed, and nothing needs them" in screen.err
+    assert "train: already done" in screen.err
+    screen = eyas("run", "-c", run_file, "train.num_epochs=2")
+    assert screen.code == 0, screen.err
+    assert list((run / "states" / "train").glob("*.safetensors")), "captured again"
+
+
+def test_make_clean_keeps_runs() -> None:
+    text = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert "runs" not in text[text.index("\nclean:") :].split()

@@ -8,6 +8,7 @@ from eyas.errors import UserError
 # Settings that hold a path, or a name that may be one. A list may hold {path: ...}.
 PATH_SETTINGS = (
     "run_dir",
+    "base_run",
     "target.model",
     "data.sources",
     "extract.prepared_data",

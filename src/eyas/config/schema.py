@@ -299,6 +299,11 @@ class RunConfig(Section):
     """One run: what a run file holds."""
 
     run_dir: Path = Field(description="folder of this run")
+    base_run: Path | None = Field(
+        None,
+        description="another run's folder: stages that would be made from the same inputs are taken from it, "
+        "as links, without copying",
+    )
     seed: int = Field(0, description="split, initialisation and shuffling")
     target: TargetSettings
     data: DataSettings

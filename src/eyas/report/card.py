@@ -99,8 +99,7 @@ def _training(run: FinishedRun) -> str:
     counts = run.counts
     return "\n".join(
         (
-            f"- {counts.get('train_supervised_tokens', 0):,} supervised tokens of "
-            f"{counts.get('train_conversations', 0):,} conversations, {whose}",
+            f"- {counts.get('train_supervised_tokens', 0):,} supervised tokens of {run.trained_on}, {whose}",
             f"- {train.num_epochs} epochs, {facts.get('num_steps', 0):,} steps, {how}, "
             f"learning rate {facts.get('learning_rate', train.learning_rate)}",
             f"- draft vocabulary of {vocab_size:,} tokens, which covers "

@@ -39,6 +39,14 @@ class FinishedRun:
         return self.records.get(stage, {})
 
     @property
+    def trained_on(self) -> str:
+        """What the supervised tokens are of; samples from elsewhere do not say of which conversations."""
+        counts = self.counts
+        if "train_conversations" in counts:
+            return f"{counts['train_conversations']:,} conversations"
+        return f"{counts.get('train_samples', 0):,} samples"
+
+    @property
     def counts(self) -> Mapping[str, Any]:
         """Conversations and tokens of the samples that were trained on."""
         counts: Mapping[str, Any] = self.facts(

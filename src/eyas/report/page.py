@@ -17,7 +17,7 @@ def summary_rows(run: FinishedRun) -> list[tuple[str, str]]:
     """Return the run's figures, each with its conditions."""
     report, counts = run.evaluation, run.counts
     num_steps = run.facts("train")["num_steps"]
-    tokens, conversations = counts["train_supervised_tokens"], counts["train_conversations"]
+    tokens = counts["train_supervised_tokens"]
     layers = ", ".join(map(str, run.spec.aux_layer_ids))
     prompts, limit = report["num_prompts"], report["max_new_tokens"]
     with_draft, without = report["drafted_tokens_per_s"], report["plain_tokens_per_s"]
@@ -25,7 +25,7 @@ def summary_rows(run: FinishedRun) -> list[tuple[str, str]]:
     compared = f", {without:.1f} without" if without else ""
     return [
         ("target", f"{run.config.target.model} ({report['dtype']}, aux layers {layers})"),
-        ("trained on", f"{tokens:,} tokens of {conversations:,} conversations, {num_steps} steps"),
+        ("trained on", f"{tokens:,} tokens of {run.trained_on}, {num_steps} steps"),
         ("evaluated on", f"{prompts} held-out prompts, greedy, up to {limit} tokens"),
         ("accepted, by position", ", ".join(f"{r:.0%}" for r in report["acceptance_rates"])),
         (

@@ -83,9 +83,14 @@ def _samples_manifest(context: RunContext) -> dict[str, Any]:
 
 
 def _is_whole(context: RunContext) -> bool:
-    """Whether all shards exist and are those that were recorded."""
+    """Whether all shards that are still needed exist and are those that were recorded."""
     try:
-        return not any(missing_shards(context.store(split).folder) for split in context.stored_splits)
+        stores = {split: context.store(split) for split in context.stored_splits}
+        freed = "train" in stores and not stores["train"].folder.names("*.safetensors")
+        if freed and context.states()["train"].state == "done":
+            say("extract: the states to train on were freed, and nothing needs them")
+            del stores["train"]
+        return not any(missing_shards(store.folder) for store in stores.values())
     except (ContractError, UserError):
         return False
 

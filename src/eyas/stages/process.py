@@ -21,14 +21,13 @@ from eyas.run_process import is_alive, log_path, progress_path, read_process, re
 _STOP_S = 60.0
 
 
-def detach(run_dir: Path, path: Path | None, fresh: bool, settings: Sequence[str], as_json: bool) -> None:
+def detach(run_dir: Path, path: Path | None, flags: Sequence[str], settings: Sequence[str]) -> None:
     """Start ``eyas run`` in a session of its own that outlives the terminal, and say how to reach it.
 
     Raises: UserError when another process works on the run.
     """
     refuse_second(run_dir)
     where = ["-c", str(path)] if path else []
-    flags = [*(["--fresh"] if fresh else []), *(["--json"] if as_json else [])]
     pid = _start(run_dir, [*where, *flags, *settings])
     say(f"process {pid} works on {run_dir}; this terminal may be closed")
     there = shlex.join([*where, *settings])

@@ -37,15 +37,18 @@ STAGE_FUNCTIONS: dict[str, Callable[[RunContext], None]] = {
 
 
 def stages_of(context: RunContext) -> list[str]:
-    """Return the stages of this run in order."""
-    return [s for s in STAGE_FUNCTIONS if s != "regenerate" or context.config.regenerate.enabled]
+    """Return the stages of this run in order; extract itself takes in ``extract.prepared_data``."""
+    left_out = set() if context.config.regenerate.enabled else {"regenerate"}
+    if context.config.extract.prepared_data is not None:
+        left_out |= {"prepare", "regenerate"}
+    return [stage for stage in STAGE_FUNCTIONS if stage not in left_out]
 
 
 # What ``run`` does again without being asked when its settings have changed: it costs no work of the target.
 DONE_AGAIN = frozenset({"train", "export", "evaluate"})
 
 
-def run(context: RunContext, as_json: bool = False) -> None:
+def run(context: RunContext, as_json: bool = False, summary: bool = True) -> None:
     """Run the whole pipeline and show what came out of it; with ``as_json`` as JSON lines on stdout."""
     context.may_differ = DONE_AGAIN
     run_dir, stages = context.config.run_dir, stages_of(context)
@@ -60,8 +63,8 @@ def run(context: RunContext, as_json: bool = False) -> None:
             check_settings(context, stages)
             for name in stages:
                 _run_shown(context, name)
-                if name == "prepare":
-                    check_held_out(facts_of(context, name)["counts"].get("held_out_conversations", 0))
+                if name in ("prepare", "extract"):
+                    check_held_out(_num_held_out(context))
             finished = finished_run(context)
             write_card(finished, context.folder("export"))
             page = report_path(context)
@@ -75,8 +78,14 @@ def run(context: RunContext, as_json: bool = False) -> None:
     if as_json:
         JsonLines().event("result", report=finished.evaluation, page=str(page))
     else:
-        print_summary(finished)
+        if summary:
+            print_summary(finished)
         say(f"report: {page}")
+
+
+def _num_held_out(context: RunContext) -> int:
+    counts = facts_of(context, "prepare")["counts"]
+    return int(counts.get("held_out_conversations") or counts.get("held_out_samples", 0))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from eyas.run_folder import (
     STAGES,
     begin_record,
     finished_folder,
+    link_to_base,
     put_in_place,
     read_record,
     readable_record,
@@ -229,6 +230,9 @@ def begin(
     """
     records = context.records()
     folder = context.config.run_dir / FOLDERS[stage]
+    base = context.config.base_run
+    if base is not None and stage in SHARED and link_to_base(folder, base / FOLDERS[stage], inputs):
+        say(f"{stage}: taken from {base}")
     at = begin_record(
         folder,
         stage,
@@ -290,6 +294,10 @@ def finish(context: RunContext, stage: str, output: Any, **facts: Any) -> None:
     for later, path in (("evaluate", report_path(context)), ("export", context.folder("export") / CARD)):
         if cause := stage_states(context.records())[later].cause:
             mark_stale(path, cause)
+
+
+# What runs may share (base_run). A draft has its run's card in it, and is quickly written.
+SHARED = ("prepare", "regenerate", "extract", "train")
 
 
 def report_path(context: RunContext) -> Path:
