@@ -1,4 +1,4 @@
-"""Several evaluations of one draft: the newest is in ``evaluation``, those with other settings in ``evaluations/NAME``."""
+"""Several evaluations of one draft: ``evaluation`` is the newest, ``evaluations/NAME`` are the others."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _MEASURED = ("draft", "states")
 
 
 def keep_other(run_dir: Path, inputs: Mapping[str, Any]) -> None:
-    """Put the newest evaluation among the others, if it is finished and has other settings than ``inputs``."""
+    """Put the newest evaluation among the others, if it is finished and its settings are not ``inputs``'."""
     newest = run_dir / _NEWEST
     record = readable_record(newest)
     if record is not None and record["done"] and _how(record["inputs"]) != _how(inputs):

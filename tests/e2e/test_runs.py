@@ -172,3 +172,27 @@ def test_clean_frees_states_and_keeps_drafts_and_reports(run_file: Path, tmp_pat
 def test_make_clean_keeps_runs() -> None:
     text = (Path(__file__).parents[2] / "Makefile").read_text()
     assert "runs" not in text[text.index("\nclean:") :].split()
+
+
+def test_evaluations_with_other_settings_stand_next_to_each_other(run_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = json.loads((run / "evaluation" / "report.json").read_text())
+    screen = eyas("evaluate", "-c", run_file, "evaluate.num_draft_tokens=3", "evaluate.num_prompts=2")
+    assert screen.code == 0, screen.err
+    report = json.loads((run / "evaluation" / "report.json").read_text())
+    assert report["num_draft_tokens"] == 3
+    (other,) = (run / "evaluations").iterdir()
+    assert json.loads((other / "report.json").read_text()) == first
+    for path in (run / "report.html", run / "draft" / "README.md"):
+        text = path.read_text()
+        assert "2 held-out prompts, greedy" in text
+        assert other.name in text
+        assert f"acceptance length {first['acceptance']:.3f} with K = 2" in text
+    # The run's own settings: nothing is measured again.
+    screen = eyas("run", "-c", run_file)
+    assert screen.code == 0, screen.err
+    assert "evaluate: already done" in screen.err
+    assert json.loads((run / "evaluation" / "report.json").read_text()) == first
+    assert "K=2, held-out" in screen.out
+    assert len(list((run / "evaluations").iterdir())) == 1
+    assert "3 held-out prompts, greedy" in (run / "draft" / "README.md").read_text()

@@ -56,7 +56,8 @@ def import_samples(
                 f"{source} holds no sample to train on with a supervised token",
                 hint=f"what is wrong with it: {reasons}; or lower data.validation_fraction",
             )
-    return writer.finish(**facts)
+    kept = sum(writer.counts.get(f"{split}_samples", 0) for split in SPLITS)
+    return writer.finish(**facts, num_read=kept + sum(writer.drops.values()))
 
 
 def _copy_folder(writer: PreparedWriter, source: Path) -> dict[str, Any]:

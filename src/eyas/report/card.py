@@ -10,6 +10,7 @@ from eyas.engines.info import engines_that
 from eyas.files import atomic_file
 from eyas.report.finished_run import FinishedRun
 from eyas.report.page import prediction_note, summary_rows
+from eyas.report.sections import other_evaluations
 from eyas.report.stale import CARD, MARK
 
 
@@ -75,6 +76,9 @@ def _measured(run: FinishedRun) -> str:
     # The target's name as its owner's disk has it is nobody's business.
     rows = [(name, value) for name, value in rows if name != "target"]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    others = "".join(f"\n- {name}: {value}" for name, value in other_evaluations(run))
+    if others:
+        others = f"\n\nMeasured with other settings:\n{others}"
     report, spec = run.evaluation, run.spec
     note = prediction_note(run)
     return (
@@ -82,6 +86,7 @@ def _measured(run: FinishedRun) -> str:
         f"K = {report['num_draft_tokens']}, batch 1, on {report['device']}, the target in {spec.dtype}. "
         "Speed there says nothing about a serving engine; acceptance does."
         + (f"\n\nNote: {note}" if note else "")
+        + others
     )
 
 

@@ -1,7 +1,7 @@
 """What a report and a model card are made from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class FinishedRun:
     spec: TargetSpec
     records: Mapping[str, Mapping[str, Any]]
     data_folder: Path
+    # The records of evaluations with other settings, by name.
+    other_evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def config(self) -> RunConfig:

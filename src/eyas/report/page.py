@@ -76,6 +76,7 @@ def write_report(run: FinishedRun, path: Path) -> None:
             {**run.facts("extract").get("layers", {}), **run.facts("train").get("layers", {})}
         ),
         checks=sections.checks(run),
+        others=sections.other_evaluations(run),
         settings=to_commented_yaml(run.loaded),
         versions=_versions(),
     )

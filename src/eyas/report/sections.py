@@ -64,3 +64,19 @@ def checks(run: FinishedRun) -> list[tuple[str, str]]:
     if report["identical"] is not None:
         rows.append(("lossless", lossless))
     return rows
+
+
+def other_evaluations(run: FinishedRun) -> list[tuple[str, str]]:
+    """Return a row for each evaluation with other settings: its conditions, and what it measured."""
+    draft = run.facts("export").get("output")
+    rows = []
+    for name, record in run.other_evaluations.items():
+        report = record["report"]
+        stale = "" if record["inputs"]["draft"] == draft else "stale, of an earlier draft: "
+        where = report["served"]["engine"] if report["served"] else f"this process, {report['device']}"
+        rows.append((
+            name,
+            f"{stale}acceptance length {report['acceptance']:.3f} with K = {report['num_draft_tokens']}, "
+            f"{report['num_prompts']} held-out prompts, up to {report['max_new_tokens']} tokens, {where}",
+        ))  # fmt: skip
+    return rows

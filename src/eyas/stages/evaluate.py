@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from eyas import registry
 from eyas.data.benchmarks import benchmark_fingerprint
-from eyas.drafters.base import Drafter
 from eyas.engines.base import Prompt
 from eyas.engines.checks import is_served
 from eyas.errors import ContractError
@@ -19,8 +17,7 @@ from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of
 from eyas.evaluate.in_process import Here, decode_here, sample_here
 from eyas.evaluate.lossless import check_lossless, check_rounding
 from eyas.evaluate.two_samples import check_sampled
-from eyas.export.native import load_export
-from eyas.export.read import kind_of
+from eyas.evaluations import bring_back, keep_other
 from eyas.files import fingerprint
 from eyas.progress import say
 from eyas.registry import REFERENCE_ENGINE
@@ -30,15 +27,24 @@ from eyas.serving.agreement import HeldOut, check_agreement
 from eyas.serving.benchmark import ServedRun, free_memory, measure_served
 from eyas.serving.report import evaluation_report, write_report
 from eyas.serving.results import SO_FAR
-from eyas.stages.export import is_whole
+from eyas.stages.export import is_whole, read_exported
 from eyas.stages.prepare import new_renderer
+from eyas.stages.results import write_results
 from eyas.stages.run_context import RunContext, begin, finish
 from eyas.store.aux_subset import with_layers
-from eyas.targets.teacher import TeacherHead, read_teacher
+from eyas.targets.teacher import read_teacher
 
 
 def evaluate(context: RunContext) -> None:
-    """Decode held-out prompts with and without the draft; write report.json and check the outputs."""
+    """Decode held-out prompts with and without the draft; write report.json and check the outputs.
+
+    Evaluations with other settings are kept; the report and the card are of this one, and name the others.
+    """
+    _evaluate(context)
+    write_results(context)
+
+
+def _evaluate(context: RunContext) -> None:
     settings, spec = context.config.evaluate, context.spec
     inputs = {
         "draft": context.output_of("export"),
@@ -47,6 +53,8 @@ def evaluate(context: RunContext) -> None:
     }
     if settings.benchmarks:
         inputs["benchmarks"] = {name: benchmark_fingerprint(name) for name in settings.benchmarks}
+    bring_back(context.config.run_dir, inputs)
+    context.may_differ |= {"evaluate"}
     if not begin(context, "evaluate", inputs):
         return
     if not is_whole(context):
@@ -73,6 +81,7 @@ def evaluate(context: RunContext) -> None:
         check_rounding(rounding, spec.dtype)
     check_sampled(report["sampled"])
     check_agreement(served, spec.dtype)
+    keep_other(context.config.run_dir, inputs)
     finish(context, "evaluate", fingerprint(report["acceptance"]), report=report)
     if here is not None:
         others = "; the others part at near-ties" if here.differences else ""
@@ -85,7 +94,7 @@ def _measure_here(context: RunContext) -> HeldOut:
     """Choose the prompts; predict their acceptance, and decode them if that is asked for."""
     settings, spec = context.config.evaluate, context.spec
     teacher = read_teacher(context.target_folder, spec).to(context.device, torch.float32)
-    drafter, draft, target_ids = _load_draft(context, teacher)
+    drafter, draft, target_ids = read_exported(context, teacher)
     states = context.store("held_out")
     indices = choose_samples(states, settings.num_prompts, settings.max_new_tokens, spec.eos_token_ids)
     samples = [states.sample(index) for index in indices]
@@ -108,19 +117,6 @@ def _measure_here(context: RunContext) -> HeldOut:
     return HeldOut(
         prompts, dict(zip(names, stored, strict=True)), dict(zip(names, predicted, strict=True)), here
     )
-
-
-def _load_draft(context: RunContext, teacher: TeacherHead) -> tuple[Drafter, Any, torch.Tensor]:
-    """Return the exported draft with its kind and its target ids, on the run's device.
-
-    Raises: ContractError for a draft that was exported for another target.
-    """
-    draft, target_ids, config = load_export(context.folder("export"), teacher.embedding, teacher.head)
-    spec = context.draft_spec_like(config["eyas"]["target"]["weights_fingerprint"])
-    if config["eyas"]["target_fingerprint"] != spec.fingerprint:
-        raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
-    drafter: Drafter = registry.drafter(kind_of(context.folder("export"), config))
-    return drafter, draft.to(context.device), target_ids.to(context.device)
 
 
 def _decode(context: RunContext, prompts: Sequence[Prompt], new_proposer: Any) -> Here:

@@ -1,19 +1,23 @@
 """export: the best checkpoint becomes the folder that inference engines load."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from eyas import registry
-from eyas.drafters.base import Draft
+from eyas.drafters.base import Draft, Drafter
 from eyas.drafters.common.stored import share_target
 from eyas.engines.info import draft_troubles
+from eyas.errors import ContractError
+from eyas.export.native import load_export
+from eyas.export.read import kind_of
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
 from eyas.report.card import write_card
 from eyas.stages.run_context import RunContext, begin, finish, finished_run, next_command
 from eyas.store.aux_subset import check_same_target, with_layers
-from eyas.targets.teacher import read_teacher
+from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint
 
 _VERIFIED_ROWS = 64
@@ -58,6 +62,19 @@ def export(context: RunContext) -> None:
     folder, k = context.folder("export"), context.config.evaluate.num_draft_tokens
     say(f"export: verified; serve it with: eyas serve {folder} -k {k}")
     next_command(context, "export")
+
+
+def read_exported(context: RunContext, teacher: TeacherHead) -> tuple[Drafter, Any, torch.Tensor]:
+    """Return the exported draft with its kind and its target ids, on the run's device.
+
+    Raises: ContractError for a draft that was exported for another target.
+    """
+    draft, target_ids, config = load_export(context.folder("export"), teacher.embedding, teacher.head)
+    spec = context.draft_spec_like(config["eyas"]["target"]["weights_fingerprint"])
+    if config["eyas"]["target_fingerprint"] != spec.fingerprint:
+        raise ContractError("the exported draft is for another target", hint="eyas export --fresh")
+    drafter: Drafter = registry.drafter(kind_of(context.folder("export"), config))
+    return drafter, draft.to(context.device), target_ids.to(context.device)
 
 
 def is_whole(context: RunContext) -> bool:

@@ -12,8 +12,7 @@ from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
 from eyas.progress_displays import JsonLines, StatusFile
 from eyas.progress_terminal import Checklist, Terminal
-from eyas.report.card import write_card
-from eyas.report.page import print_summary, write_report
+from eyas.report.page import print_summary
 from eyas.run_folder import FOLDERS, put_in_place, redo_folder
 from eyas.run_process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.check_settings import check_settings
@@ -65,10 +64,7 @@ def run(context: RunContext, as_json: bool = False, summary: bool = True) -> Non
                 _run_shown(context, name)
                 if name in ("prepare", "extract"):
                     check_held_out(_num_held_out(context))
-            finished = finished_run(context)
-            write_card(finished, context.folder("export"))
-            page = report_path(context)
-            write_report(finished, page)
+            finished, page = finished_run(context), report_path(context)
     except UserError:
         if not context.began:  # refused at its start: nothing has changed
             restore_files(run_dir, before)

@@ -19,6 +19,7 @@ from eyas.data.prepared import SPLITS, Split
 from eyas.drafters.layers_read import captured_by_default, layers_read
 from eyas.engines.info import engine_info
 from eyas.errors import ContractError, UserError
+from eyas.evaluations import other_evaluations
 from eyas.files import atomic_file, fingerprint
 from eyas.progress import say
 from eyas.provenance import StageState, difference, settings_as_made, settings_before, stage_states
@@ -329,7 +330,8 @@ def finished_run(context: RunContext) -> FinishedRun:
     states = stage_states(found)
     records = {stage: r for stage, r in found.items() if r is not None and states[stage].state == "done"}
     loaded, _ = as_made(context, records)
-    return FinishedRun(loaded, context.drafter, context.draft_spec, records, context.data_folder)
+    others = other_evaluations(context.config.run_dir)
+    return FinishedRun(loaded, context.drafter, context.draft_spec, records, context.data_folder, others)
 
 
 def next_command(context: RunContext, stage: str) -> None:
