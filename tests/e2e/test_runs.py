@@ -1,11 +1,14 @@
 """What belongs together in a run, what may vary, and what is never lost."""
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from eyas.engines.info import Installed
+from eyas.engines.vllm.info import VllmInfo
 from pipeline import eyas, snapshot, write_run
 
 
@@ -31,7 +34,7 @@ def test_an_evaluation_that_cannot_start_deletes_nothing(run_file: Path) -> None
     before = snapshot(run / "evaluation")
     refused = eyas("evaluate", "-c", run_file, "--endpoint", "http://127.0.0.1:9/v1", "--fresh")
     assert refused.code == 2
-    assert "does not answer" in refused.err
+    assert "evaluate.endpoint=http://127.0.0.1:9/v1 does not answer" in refused.err
     assert snapshot(run / "evaluation") == before
     assert sorted(p.name for p in run.iterdir() if p.name.startswith("evaluation")) == ["evaluation"]
     assert "stale" not in eyas("status", "-c", run_file).out
@@ -196,3 +199,47 @@ def test_evaluations_with_other_settings_stand_next_to_each_other(run_file: Path
     assert "K=2, held-out" in screen.out
     assert len(list((run / "evaluations").iterdir())) == 1
     assert "3 held-out prompts, greedy" in (run / "draft" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("extract.engine=vllm", "vllm"),
+        ("train.trackers=[wandb]", "train.trackers names wandb, which is not installed"),
+        ("train.num_gpus=4", "4 GPUs cannot share train.batches_per_step=1"),
+        ("data.max_length=4096", "data.max_length=4096 is more than the target's 512 positions"),
+        ("data.sources=[missing.jsonl]", "missing.jsonl"),
+        ("train.device=cuda", "train.device=cuda: there are 0 GPUs here"),
+        ("train.device=gpu", "train.device=gpu is not a device"),
+        ("extract.states_dir=s3x://bucket/a", "s3x://bucket/a"),
+        ("regenerate.endpoint=http://127.0.0.1:9/v1", "does not answer"),
+        ("base_run=nowhere", "base_run=nowhere is not a run folder"),
+    ],
+)
+def test_what_a_late_stage_would_refuse_is_refused_first_and_found_by_doctor(
+    tmp_path: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch, setting: str, said: str
+) -> None:
+    monkeypatch.setattr(
+        VllmInfo, "installed", lambda self: Installed(None, "vllm is not installed", "install it")
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "wandb" else find(name, *a)
+    )
+    path = write_run(tmp_path, tiny_target)
+    screen = eyas("run", "-c", path, "--json", setting)
+    assert screen.code == 2
+    assert said in screen.err
+    event = json.loads(screen.out.splitlines()[-1])
+    assert (event["event"], event["exit_code"]) == ("error", 2)
+    assert said in event["what"]
+    assert not (tmp_path / "run").exists(), "refused before the first stage"
+    found = eyas("doctor", "-c", path, setting)
+    assert found.code == 1
+    assert said in found.out
+
+
+def test_a_wrong_key_is_an_event_too(tmp_path: Path, tiny_target: Path) -> None:
+    screen = eyas("run", "-c", write_run(tmp_path, tiny_target), "--json", "train.epochs=2")
+    assert json.loads(screen.out)["exit_code"] == 2

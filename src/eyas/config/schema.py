@@ -235,7 +235,9 @@ class TrainSettings(Section):
     )
     validate_every: PositiveInt = Field(100, description="steps between validations")
     save_every: PositiveInt = Field(100, description="steps between checkpoints")
-    device: str = Field("auto", description="cpu, cuda, or auto")
+    device: str = Field(
+        "auto", description="device of training: cpu, cuda, or auto; engines use a GPU where there is one"
+    )
     num_gpus: PositiveInt = Field(
         1, description="GPUs of this machine that share each step's micro-batches; under torchrun, its own"
     )

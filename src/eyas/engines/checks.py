@@ -1,6 +1,8 @@
 """What a run asks of its engines, compared with their facts before anything starts."""
 
+import socket
 from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
 
 from eyas.config.schema import EvaluateSettings, RunConfig
 from eyas.engines.info import EngineInfo, engine_info, engines_that
@@ -87,6 +89,28 @@ def check_installed(config: RunConfig, stages: Iterable[str]) -> None:
         found = info.installed()
         if found.trouble:
             raise UserError(found.trouble, found.hint)
+
+
+def check_endpoints(config: RunConfig, stages: Iterable[str]) -> None:
+    """Raises: UserError where a server that one of ``stages`` asks does not answer now.
+
+    A server that runs with the draft can only be there when nothing but the evaluation is left to do.
+    """
+    stages = list(stages)
+    asked = {"regenerate": config.regenerate.endpoint if config.regenerate.enabled else None}
+    if stages == ["evaluate"]:
+        asked["evaluate"] = config.evaluate.endpoint
+    for stage, url in asked.items():
+        if stage in stages and url is not None:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            try:
+                socket.create_connection((parts.hostname or "", port), timeout=10).close()
+            except OSError as error:
+                raise UserError(
+                    f"{stage}.endpoint={url} does not answer: {error.strerror or error}",
+                    hint="start the server first, or correct the address",
+                ) from None
 
 
 def check_fleet(config: RunConfig) -> None:

@@ -80,7 +80,7 @@ def open_stream(context: RunContext, draft: DraftConfig, ranks: Ranks) -> Iterat
             hint=f"run: eyas extract -c {config.run_dir / 'run.yaml'} --fresh",
         )
     check_engine_a_rank(config, ranks.size)
-    on_gpu = context.device == "cuda"
+    on_gpu = context.train_device == "cuda"
 
     def training_bytes(supervised_share: float) -> float:
         planned = PlannedDraft(context.drafter, draft)

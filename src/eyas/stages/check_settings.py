@@ -1,33 +1,114 @@
 """Settings that a late stage would refuse are refused before an early one works for hours."""
 
-from collections.abc import Callable, Sequence
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+
+from torch.distributed import is_torchelastic_launched
 
 from eyas import registry
 from eyas.capture.stream import check_stream
 from eyas.config.schema import RunConfig
-from eyas.engines.checks import check_abilities, check_evaluation, check_fleet, check_installed
+from eyas.data.sources import HUB_PREFIX, source_files
+from eyas.engines.checks import (
+    check_abilities,
+    check_endpoints,
+    check_evaluation,
+    check_fleet,
+    check_installed,
+)
 from eyas.engines.info import check_layers, engine_info
 from eyas.errors import UserError
 from eyas.run_folder import STAGES
 from eyas.stages.init_from import draft_config, read_start
-from eyas.stages.run_context import RunContext, facts_of
+from eyas.stages.run_context import RunContext
+from eyas.store.storage import folder_of
+from eyas.train.ranks import check_device, check_gpus
 from eyas.train.sharded_params import check_sharding
+from eyas.train.step_plan import check_ranks
 
 
 def check_settings(context: RunContext, stages: Sequence[str] = STAGES) -> None:
     """Refuse what a run could not do, whichever stage would notice; and what ``stages`` need here.
 
-    A stage that is done needs no engine. So one stage works where only the engine of another is missing.
-    Raises: UserError where one of ``CHECKS`` refuses, or the draft cannot be built, started or served, or an
-    engine is missing.
+    A stage that is done needs nothing. So one stage works where only the engine of another is missing.
+    Raises: UserError, the first of ``problems``.
     """
-    for check in CHECKS:
-        check(context.config)
+    for problem in problems(context, stages):
+        raise problem
+
+
+def problems(context: RunContext, stages: Sequence[str] = STAGES) -> Iterator[UserError]:
+    """Yield what a late stage would refuse, one error for each check; doctor shows them all."""
+    config = context.config
+    states = context.states()
+    to_do = [stage for stage in stages if stage in context.fresh or states[stage].state != "done"]
+    checks: list[Callable[[], None]] = [functools.partial(check, config) for check in CHECKS]
     if "evaluate" in stages:
-        check_evaluation(context.config.evaluate)
-    _check_draft(context)
-    to_do = [stage for stage in stages if stage in context.fresh or not facts_of(context, stage).get("done")]
-    check_installed(context.config, to_do)
+        checks.append(lambda: check_evaluation(config.evaluate))
+    checks += [
+        lambda: _check_draft(context),
+        lambda: check_inputs(context, to_do),
+        lambda: check_installed(config, to_do),
+        lambda: _check_length(context, to_do),
+        lambda: _check_training(context, to_do),
+        lambda: check_endpoints(config, to_do),
+    ]
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            yield error
+
+
+def check_inputs(context: RunContext, to_do: Sequence[str]) -> None:
+    """Raises: UserError where the data, another run's folder or the place of the states cannot be used."""
+    config = context.config
+    if config.base_run is not None and not (config.base_run / "run.yaml").is_file():
+        raise UserError(
+            f"base_run={config.base_run} is not a run folder", hint="name one that holds a run.yaml"
+        )
+    if (samples := config.extract.prepared_data) is not None:
+        if "extract" in to_do and not samples.exists():
+            raise UserError(
+                f"there is no {samples}", hint="set extract.prepared_data to a folder or a JSONL file"
+            )
+        if config.regenerate.enabled:
+            raise UserError(
+                "extract.prepared_data gives the samples, but regenerate.enabled is true",
+                hint="set regenerate.enabled=false",
+            )
+    elif "prepare" in to_do:
+        for source, _ in config.data.weighted_sources:
+            if not source.startswith(HUB_PREFIX):
+                source_files(source)
+    if config.extract.states_dir is not None:
+        folder_of(config.extract.states_dir)
+
+
+def _check_length(context: RunContext, to_do: Sequence[str]) -> None:
+    longest, positions = context.config.data.max_length, context.spec.max_position_embeddings
+    if longest > positions and not {"prepare", "regenerate", "extract"}.isdisjoint(to_do):
+        raise UserError(
+            f"data.max_length={longest} is more than the target's {positions} positions",
+            hint=f"set data.max_length={positions} or less",
+        )
+
+
+def _check_training(context: RunContext, to_do: Sequence[str]) -> None:
+    train = context.config.train
+    if "train" not in to_do:
+        return
+    for name in train.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(
+                f"train.trackers names {name}, which is not installed", hint="pip install 'eyas[trackers]'"
+            )
+    check_device(train.device)
+    if train.num_gpus > 1 and not is_torchelastic_launched():
+        check_ranks(train, train.num_gpus)
+        if context.train_device == "cuda":
+            check_gpus(train.num_gpus)
 
 
 def check_names(config: RunConfig) -> None:

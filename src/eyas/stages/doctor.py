@@ -26,7 +26,7 @@ def print_findings(findings: list[Finding]) -> None:
 
 def _target(loaded: LoadedConfig) -> Iterator[Finding]:
     from eyas.plan.target_size import read_target_size
-    from eyas.stages.check_settings import check_settings
+    from eyas.stages.check_settings import problems
     from eyas.stages.run_context import RunContext
 
     context = RunContext(loaded)
@@ -46,9 +46,8 @@ def _target(loaded: LoadedConfig) -> Iterator[Finding]:
     )
     yield Finding("template", "ok", f"{len(str(tokenizer.chat_template)):,} characters, fingerprint "
                   f"{shape.spec.template_fingerprint}")  # fmt: skip
-    try:
-        check_settings(context)
-    except EyasError as error:
-        yield Finding("settings", "problem", error.what, error.hint)
-    else:
+    found = list(problems(context))
+    for problem in found:
+        yield Finding("settings", "problem", problem.what, problem.hint)
+    if not found:
         yield Finding("settings", "ok", "every stage would accept them")

@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 
 from torch.distributed import is_torchelastic_launched
 
-from eyas.errors import EyasError, UserError
+from eyas.errors import UserError
 from eyas.files import remove_folder, remove_litter
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
@@ -87,12 +87,7 @@ def _num_held_out(context: RunContext) -> int:
 @contextmanager
 def _screen(as_json: bool, stages: list[str]) -> Iterator[Screen]:
     if as_json:
-        screen = JsonLines()
-        try:
-            yield screen
-        except EyasError as error:
-            screen.event("error", what=error.what, hint=error.hint, exit_code=error.exit_code)
-            raise
+        yield JsonLines()
     elif isinstance(current_screen(), Terminal):
         with Checklist(stages) as checklist:
             yield checklist

@@ -104,8 +104,13 @@ class RunContext:
     def device(self) -> str:
         import torch
 
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def train_device(self) -> str:
+        """Where training runs; it alone reads train.device."""
         asked = self.config.train.device
-        return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+        return self.device if asked == "auto" else asked
 
     def folder(self, stage: str) -> Path:
         """Where the output of a stage is, or where it is being written by this process."""

@@ -51,12 +51,12 @@ def train(context: RunContext) -> None:
     check_held_out(StoreManifest.read(context.states_folder / "held_out").shard_bounds[-1])
     if settings.num_gpus > 1 and not dist.is_torchelastic_launched():
         check_ranks(settings, settings.num_gpus)
-        if context.device == "cuda":
+        if context.train_device == "cuda":
             check_gpus(settings.num_gpus)
         fresh = ("--fresh",) if is_done_again(context, "train", inputs) else ()
         launch_ranks(settings.num_gpus, ("train", *fresh, *context.loaded.arguments))
         return
-    ranks = join_ranks(context.device)
+    ranks = join_ranks(context.train_device)
     if not ranks.is_first:
         mute()
     try:
@@ -96,7 +96,7 @@ def _train(context: RunContext, ranks: Ranks, inputs: dict[str, Any]) -> None:
         settings=config.train,
         seed=config.seed,
         root=context.folder("train"),
-        device=torch.device(context.device),
+        device=torch.device(context.train_device),
         ranks=ranks,
     )
     facts: dict[str, Any] = {"coverage": coverage(counts, vocab)}

@@ -114,6 +114,16 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
+def check_device(name: str) -> None:
+    """Raises: UserError for a ``train.device`` that this machine does not have."""
+    kind, _, number = name.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not number.isdigit()):
+        raise UserError(f"train.device={name} is not a device", hint="set train.device to cpu, cuda or auto")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= found:
+        raise UserError(f"train.device={name}: there are {found} GPUs here", hint="set train.device=auto")
+
+
 def check_gpus(wanted: int) -> None:
     """Raises: UserError when this machine has fewer GPUs than processes are to be started on it."""
     found = torch.cuda.device_count()
