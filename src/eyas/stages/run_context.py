@@ -288,18 +288,19 @@ def as_made(
 
 def finish(context: RunContext, stage: str, output: Any, **facts: Any) -> None:
     """Record that a stage is complete; ``output`` identifies what it wrote."""
-    record = read_record(context.folder(stage))
+    record, records = read_record(context.folder(stage)), context.records()
     assert record is not None
     facts["seconds"] = _seconds(context, stage, record)
-    facts["before"] = settings_before(stage, context.records())
-    write_record(
-        context.folder(stage), stage, record["inputs"], done=True, output=fingerprint(output), **facts
-    )
+    facts["before"] = settings_before(stage, records)
+    facts |= {"done": True, "output": fingerprint(output)}
+    # First, so that no report or card is believed that a kill from here on leaves behind.
+    states = stage_states(records | {stage: record | facts})
+    for later, path in (("evaluate", report_path(context)), ("export", context.folder("export") / CARD)):
+        if cause := states[later].cause:
+            mark_stale(path, cause)
+    write_record(context.folder(stage), stage, record["inputs"], **facts)
     del context.at_work[stage]
     put_in_place(context.config.run_dir / FOLDERS[stage])
-    for later, path in (("evaluate", report_path(context)), ("export", context.folder("export") / CARD)):
-        if cause := stage_states(context.records())[later].cause:
-            mark_stale(path, cause)
 
 
 # What runs may share (base_run). A draft has its run's card in it, and is quickly written.
