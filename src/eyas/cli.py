@@ -165,6 +165,11 @@ _OPTIONS: dict[str, list[Callable[[Any], Any]]] = {
         _ENDPOINT,
         click.option("--engine", type=_Engines(commands.evaluating_engines),
                      help="an engine that serves: measure the draft there as well, and compare"),
+        click.option("--draft", metavar="DRAFT", help="measure this draft without a run: a folder or hub id"),
+        click.option("--target", help="with --draft: its target  [default: the one that it names]"),
+        click.option("--data", "sources", multiple=True, metavar="SOURCE",
+                     help="with --draft: prompts to decode, as in data.sources; may be repeated"),
+        click.option("-o", "--output", type=_PATH, help="with --draft: folder of report.json"),
     ],
     "extract": [click.option(flag.name, type=flag.kind, help=flag.help) for flag in reversed(EXTRACT_FLAGS)],
     "export": [
@@ -369,6 +374,14 @@ def inspect() -> None:
 def inspect_prepared(debug: bool, **arguments: Any) -> None:
     """Show figures of the tokenized data, and samples with what is trained on highlighted."""
     guarded(debug, commands.inspect_prepared, **arguments)
+
+
+@inspect.command("draft", epilog=_example("eyas inspect draft runs/my-draft"))
+@click.argument("name", type=_NAME_OR_PATH, metavar="DRAFT")
+@_debug
+def inspect_draft(debug: bool, **arguments: Any) -> None:
+    """Show what a draft is: kind, format, target, layers, vocabulary. DRAFT: a folder, a run, or a hub id."""
+    guarded(debug, commands.inspect_draft, **arguments)
 
 
 @inspect.command("states", epilog=_example("eyas inspect states -c run.yaml --verify"))

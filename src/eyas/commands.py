@@ -22,6 +22,12 @@ def run_stage(name: str, path: Path | None, settings: tuple[str, ...], fresh: bo
     else:
         own = ((key, flags.get(key)) for key in ("endpoint", "engine"))
         settings = (*settings, *(f"{name}.{key}={value}" for key, value in own if value))
+    if (draft := flags.get("draft")) is not None:
+        from eyas.stages.evaluate_draft import evaluate_draft, print_draft
+
+        report = evaluate_draft(draft, flags["target"], flags["sources"], flags["output"], settings)
+        print_draft(draft, report)
+        return
     if push := flags.get("push"):
         from eyas.stages.publish import check_repository, publish
 
@@ -220,3 +226,12 @@ def clean(folders: tuple[Path, ...], yes: bool) -> None:
             click.echo(f"{size(one.num_bytes):>10}  {one.path}  ({one.what})")
         total = size(sum(one.num_bytes for one in freed))
         click.echo(f"{folder}: {total} {'freed' if yes else 'would be freed; delete it with --yes'}")
+
+
+def inspect_draft(name: str) -> None:
+    from eyas.stages.inspect_draft import inspect_draft as look
+
+    rows = list(look(name))
+    width = max(len(title) for title, _ in rows)
+    for title, value in rows:
+        click.echo(f"{title:<{width}}  {value}")

@@ -9,7 +9,7 @@ import pytest
 
 from eyas.engines.info import Installed
 from eyas.engines.vllm.info import VllmInfo
-from pipeline import eyas, snapshot, write_run
+from pipeline import eyas, snapshot, write_prompts, write_run
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +243,44 @@ def test_what_a_late_stage_would_refuse_is_refused_first_and_found_by_doctor(
 def test_a_wrong_key_is_an_event_too(tmp_path: Path, tiny_target: Path) -> None:
     screen = eyas("run", "-c", write_run(tmp_path, tiny_target), "--json", "train.epochs=2")
     assert json.loads(screen.out)["exit_code"] == 2
+
+
+@pytest.mark.parametrize("form", ["native", "speculators"])
+def test_a_draft_from_elsewhere_is_measured_and_inspected_without_a_run(
+    run_file: Path, tmp_path: Path, tiny_target: Path, form: str
+) -> None:
+    if form == "speculators":
+        assert eyas("export", "-c", run_file, "--fresh", "export.format=speculators").code == 0
+    draft = Path(shutil.copytree(tmp_path / "run" / "draft", tmp_path / "published"))
+    (draft / "stage.json").unlink()
+    config = json.loads((draft / "config.json").read_text())
+    config.pop("eyas", None)  # what only eyas writes
+    (draft / "config.json").write_text(json.dumps(config))
+    prompts = write_prompts(tmp_path / "more.jsonl", num=4)
+    screen = eyas(
+        "evaluate", "--draft", draft, "--target", tiny_target, "--data", prompts, "-o", tmp_path / "out",
+        "evaluate.max_new_tokens=12", "evaluate.num_draft_tokens=2",
+    )  # fmt: skip
+    assert screen.code == 0, screen.err
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["num_prompts"], report["identical"], report["predicted"]) == (4, 4, None)
+    assert f"{report['acceptance']:.3f} (K=2)" in screen.out
+    screen = eyas("inspect", "draft", draft)
+    assert screen.code == 0, screen.err
+    rows = dict(line.split("  ", 1) for line in screen.out.splitlines())
+    assert rows["kind"].strip() == "eagle3"
+    assert rows["format"].strip() == form
+    assert "2, 4, 5" in screen.out or form == "speculators"
+
+
+def test_a_run_folder_stands_for_its_draft(finished: Path) -> None:
+    for words in (("serve", finished / "run", "--print"), ("inspect", "draft", finished / "run")):
+        screen = eyas(*words)
+        assert screen.code == 0, screen.err
+        assert str(finished / "run" / "draft") in screen.out
+
+
+def test_a_draft_without_prompts_or_target_is_refused(finished: Path, tmp_path: Path) -> None:
+    screen = eyas("evaluate", "--draft", finished / "run")
+    assert screen.code == 2
+    assert "there are no prompts to decode" in screen.err

@@ -30,7 +30,10 @@ _BEGINNING = 16
 
 @dataclass(frozen=True)
 class HeldOut:
-    """By prompt: the stored answer as far as it will be decoded, and the acceptance its states predict."""
+    """By prompt: the stored answer as far as it will be decoded, and the acceptance its states predict.
+
+    Both are empty for a draft that is measured without a run.
+    """
 
     prompts: list[Prompt]
     stored: dict[str, tuple[int, ...]]
@@ -84,7 +87,7 @@ def agreement(held_out: HeldOut, measured: ServingResults, written_by: Writer, d
         known = held_out.as_stored(drafted)
         states = _total(acceptances, known).length, _total(held_out.predicted, known).length
         of_states = {"compared": len(known), "decoded": _known(states[0]), "predicted": _known(states[1])}
-        if not known:
+        if held_out.stored and not known:
             say("evaluate: no answer decoded here is the stored one: the prediction is of other text")
     served = _lengths([measured.singly[name] for name in same])
     reference = _total(acceptances, same).length
@@ -231,5 +234,7 @@ def _acceptances(here: Here) -> dict[str, Acceptance]:
 
 
 def _total(parts: Mapping[str, Acceptance], names: Iterable[str]) -> Acceptance:
+    if not parts:  # a draft that is measured without a run has no prediction
+        return Acceptance()
     num_draft_tokens = len(next(iter(parts.values())).accepted_at)
     return sum((parts[name] for name in names), Acceptance.empty(num_draft_tokens))

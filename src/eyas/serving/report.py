@@ -28,7 +28,7 @@ def evaluation_report(
         "temperature": 0.0,
         "dtype": dtype,
         "device": device,
-        "predicted": predicted.length,
+        "predicted": predicted.length if held_out.predicted else None,
         "predicted_rates": predicted.rates,
         "served": served,
     }

@@ -11,6 +11,7 @@ from eyas.drafters.layers_read import layers_read
 from eyas.errors import UserError
 from eyas.export.read import read_draft
 from eyas.progress import say
+from eyas.run_folder import draft_folder_of
 from eyas.stages.run_context import RunContext
 from eyas.targets.resolve_model import locate
 from eyas.targets.teacher import TeacherHead
@@ -56,13 +57,13 @@ def read_start(context: RunContext) -> StoredDraft | None:
     return stored
 
 
-def start_folder(name: str) -> Path:
-    """Return the draft's folder; a hub id is downloaded. Raises: UserError."""
+def start_folder(name: str, key: str = "draft.init_from") -> Path:
+    """Return the draft's folder, of a run its draft; a hub id is downloaded. Raises: UserError."""
     try:
-        return locate(name)
+        return locate(str(draft_folder_of(Path(name))))
     except UserError as error:
-        what = error.what.replace("target.model=", "draft.init_from=")
-        raise UserError(what, hint="draft.init_from is a folder or a hub id owner/name") from None
+        what = error.what.replace("target.model=", f"{key}=")
+        raise UserError(what, hint=f"{key} is a folder or a hub id owner/name") from None
 
 
 def vocab_of(stored: StoredDraft) -> VocabMap:

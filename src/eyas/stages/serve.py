@@ -18,7 +18,7 @@ from eyas.export.read import read_draft
 from eyas.progress import say
 from eyas.provenance import stage_states
 from eyas.registry import SERVING_ENGINE
-from eyas.run_folder import records_of
+from eyas.run_folder import draft_folder_of, records_of
 from eyas.serving.fit import (
     check_file,
     check_memory,
@@ -52,6 +52,7 @@ def serve(options: ServeOptions, print_only: bool) -> None:
 
     Raises: UserError naming the first thing that does not fit.
     """
+    options = replace(options, draft=draft_folder_of(options.draft))
     stored = read_draft(options.draft)
     check_file(options.draft, stored)
     warn_of_stale(options.draft)
