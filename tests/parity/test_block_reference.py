@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from block_cases import BlockCase, make_block_case
-from block_reference import reference_loss
+from block_reference import depth_of, reference_loss, slot_logits
 from eyas.drafters.common.block.attention import PlainBlockAttention
 from eyas.drafters.common.block.fast import FastBlockObjective
 
@@ -75,6 +75,50 @@ def test_the_loss_fused_with_its_gradient_is_the_plain_one(settings: dict[str, A
         assert parameter.grad is not None, name
         assert of_plain is not None, name
         assert (parameter.grad - of_plain).abs().max() <= 1e-5 * of_plain.abs().max(), name
+
+
+@pytest.mark.parametrize("draft_vocab", [5, 4])
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_sums_and_ratios_are_those_of_the_reference_counted_by_prediction(
+    name: str, draft_vocab: int
+) -> None:
+    case = make_block_case(name, target_vocab=5, draft_vocab=draft_vocab, num_anchors=20, share=0.8)
+    objective = case.objective(chunk_rows=20)
+    sums = objective.backward(case.batch)
+    weights = {n: v.double() for n, v in case.draft.state_dict().items() if v.is_floating_point()}
+    teacher = case.teacher.to("cpu", torch.float64).logits(case.last.double())
+    starts = [sum(len(s) for s in case.samples[:d]) for d in range(len(case.samples))]
+    ids, num = case.target_ids.tolist(), case.draft.config.num_predictions
+    ce, agreed, judged = ([0.0] * num for _ in range(3))
+    for document, anchor in case.anchors:
+        sample, start = case.samples[document], starts[document]
+        aux = case.aux[start : start + len(sample)].double()
+        logits, _ = slot_logits(weights, case.kind, sample, aux, anchor)
+        agrees = True
+        for j in range(depth_of(sample, anchor, num)):
+            label = int(teacher[start + anchor + j].argmax())
+            judged[j] += 1
+            agrees = agrees and label == ids[int(logits[j].argmax())]
+            agreed[j] += agrees
+            if label in ids:
+                ce[j] -= float(torch.log_softmax(logits[j], -1)[ids.index(label)])
+    assert sums[1 : 1 + num].tolist() == pytest.approx(ce, rel=1e-5)
+    assert sums[1 + num : 1 + 2 * num].tolist() == agreed
+    assert sums[1 + 2 * num : 1 + 3 * num].tolist() == judged
+    assert 0 < agreed[1] < agreed[0] < judged[0], "the case shows nothing"
+    found = objective.ratios(sums.tolist())
+    assert found["loss"] == float(sums[0] / sums[-1])
+    assert found["agreement"] == pytest.approx([a / j for a, j in zip(agreed, judged, strict=True)])
+    assert found["cross_entropy"] == pytest.approx([c / j for c, j in zip(ce, judged, strict=True)], rel=1e-5)
+    assert ("confidence_error" in found) == (name == "dspark")
+
+
+def test_a_batch_without_a_block_has_sums_of_zero_and_ratios_all_the_same() -> None:
+    case = make_block_case("dspark", num_anchors=0)
+    objective = case.objective()
+    sums = objective.backward(case.batch)
+    assert sums.tolist() == [0.0] * objective.num_sums
+    assert objective.ratios(sums.tolist())["loss"] == 0
 
 
 def test_gradients_of_batches_add_up_in_the_masters_and_copies_follow_a_refresh() -> None:
