@@ -25,6 +25,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "causal, window": {},
     "bidirectional, no window": {"causal": False, "window": None},
     "part of the vocabulary": {"draft_vocab": 29},
+    "logits that the target scales": {"logit_scale": 0.25},
+    "scaled positions": {"rope": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
 }
 AUX_LAYER_IDS = (2, 4, 6)
 
@@ -95,6 +97,38 @@ def test_tensors_have_the_names_that_engines_load(tmp_path: Path, kind: str) -> 
     assert set(found) == expected
     _, reduced = export(tmp_path / "reduced", kind, draft_vocab=29)
     assert load_file(reduced / "model.safetensors").keys() - found == {"lm_head.weight", "d2t", "t2d"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_old_keys_of_positions_say_what_the_new_one_says(tmp_path: Path, kind: str) -> None:
+    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
+    config = config_of(export(tmp_path / "scaled", kind, rope=rope)[1])
+    assert (config["rope_parameters"], config["rope_theta"]) == (rope, 500.0)
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    plain = config_of(export(tmp_path / "plain", kind)[1])
+    assert plain["rope_scaling"] is None
+    assert plain["rope_theta"] == plain["rope_parameters"]["rope_theta"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_block_draft_lacks_is_said_to_be_lacking(tmp_path: Path, kind: str) -> None:
+    config = config_of(export(tmp_path / "native", kind)[1])
+    assert [config[key] for key in ("attention_bias", "tie_word_embeddings")] == [False, False]
+    assert config["is_neox_style"] is True
+    # Layers from this one on have the window: all of them.
+    assert config["max_window_layers"] == 0
+    assert config_of(export(tmp_path / "other", kind, "speculators")[1])["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_whose_lists_of_layers_disagree_is_not_reported_as_done(tmp_path: Path, kind: str) -> None:
+    check = registry.drafter_file(kind, "export").check_config
+    config = config_of(export(tmp_path / "draft", kind)[1])
+    check(config)
+    with pytest.raises(ContractError, match="two lists of aux layer ids"):
+        check(config | {"eagle_aux_hidden_state_layer_ids": [2, 4, 7]})
+    with pytest.raises(ContractError, match="causal"):
+        check(config | {"is_causal": not config["is_causal"]})
 
 
 # Trap (a): engines ask different keys for causality, and fall back on the type of each layer.

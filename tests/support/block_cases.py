@@ -125,6 +125,7 @@ def make_block_case(
     mlp: int = 48,
     rank: int = 6,
     logit_scale: float = 1.0,
+    rope: Mapping[str, Any] | None = None,
 ) -> BlockCase:
     """Return a case of a ``dflash`` or ``dspark`` draft with weights that are all noise."""
     generator = np.random.default_rng(seed)
@@ -144,7 +145,7 @@ def make_block_case(
         "head_dim": head_dim,
         "rms_norm_eps": EPS,
         "max_position_embeddings": 4096,
-        "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+        "rope_parameters": rope or {"rope_type": "default", "rope_theta": THETA},
         "num_layers": num_layers,
         "block_size": size,
         "mask_token_id": target_vocab - 2,
