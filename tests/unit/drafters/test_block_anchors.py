@@ -20,6 +20,10 @@ def test_anchors_are_the_supervised_positions_that_have_something_before_them() 
     assert plan.teachers.tolist() == [0, 1, 2, 4, 5]
 
 
+def test_the_first_token_of_the_only_document_is_no_anchor() -> None:
+    assert plan_of([1, 1, 1], [0, 0, 0]).anchors.tolist() == [1, 2]
+
+
 def test_supervision_ends_at_the_first_gap_at_the_documents_end_and_at_the_blocks() -> None:
     plan = plan_of([0, 1, 1, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1])
     assert plan.depths.tolist() == [2, 1, 1, 2, 1]
