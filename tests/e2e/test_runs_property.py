@@ -82,7 +82,11 @@ def finished(run: Path) -> dict[str, dict[str, Any]]:
 
 def check_shown(run: Path) -> None:
     """Every number that is shown belongs to one chain of outputs, or is said to be stale."""
-    records = {stage: record(run / name) for stage, name in FOLDERS.items()}
+    # A process killed between two renames leaves the new output next to where it belongs.
+    records = {
+        stage: record(run / name if (run / name).exists() else run / f"{name}.redo")
+        for stage, name in FOLDERS.items()
+    }
 
     def is_consistent(stage: str) -> bool:
         one = records[stage]
