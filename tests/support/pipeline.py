@@ -38,8 +38,8 @@ def write_run(folder: Path, target: Path, **sections: Any) -> Path:
             "max_length": 96,
             "validation_fraction": 0.2,
         },
-        "regenerate": {"max_new_tokens": 20, "batch_size": 8},
-        "extract": {"batch_tokens": 256, "shard_bytes": 60_000},
+        "regenerate": {"engine": "transformers", "max_new_tokens": 20, "batch_size": 8},
+        "extract": {"engine": "transformers", "batch_tokens": 256, "shard_bytes": 60_000},
         "draft": {"vocab_size": 120, "ttt_steps": 3},
         "train": {
             "num_epochs": 1,

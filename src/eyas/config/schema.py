@@ -1,9 +1,11 @@
 """Every setting of a run, with its default: the one place where defaults live."""
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -14,6 +16,17 @@ from pydantic import (
 )
 
 from eyas import registry
+
+
+def _best_engine(name: str) -> str:
+    """Return the engine that ``auto`` stands for on this machine; no engine is imported for it."""
+    if name != "auto":
+        return name
+    on_gpu = Path("/proc/driver/nvidia/version").exists() and importlib.util.find_spec("vllm") is not None
+    return registry.SERVING_ENGINE if on_gpu else registry.REFERENCE_ENGINE
+
+
+Engine = Annotated[str, AfterValidator(_best_engine)]
 
 
 class Section(BaseModel):
@@ -81,7 +94,9 @@ class RegenerateSettings(Section):
     """The target answers the prompts itself, so that the draft learns what it will have to predict."""
 
     enabled: bool = Field(True, description="false: train on the answers in the data")
-    engine: str = Field("transformers", description="engine that generates")
+    engine: Engine = Field(
+        "auto", description="engine that generates; auto: vllm where it is installed and a GPU is there"
+    )
     endpoint: str | None = Field(
         None, description="OpenAI-compatible server that generates instead, e.g. http://127.0.0.1:8000/v1"
     )
@@ -110,7 +125,7 @@ class FleetSettings(Section):
 class ExtractSettings(Section):
     """Capture of the target's hidden states."""
 
-    engine: str = Field("transformers", description="engine that computes the states")
+    engine: Engine = Field("auto", description="engine that computes the states; auto: as regenerate.engine")
     prepared_data: Path | None = Field(
         None, description="samples from elsewhere: another run's prepared folder, or a JSONL of input_ids"
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from eyas.config.load import load_config
-from eyas.errors import UserError
+from eyas.config.schema import TargetSettings
+from eyas.errors import EyasError, UserError
 from eyas.files import atomic_file
 from eyas.progress import say
 
@@ -53,10 +54,22 @@ _GPU_EXTRACT = """\
   engine: vllm
 
 vllm:
-  tensor_parallel_size: {gpus}   # GPUs that hold one copy of the target
+  tensor_parallel_size: {tp}   # GPUs that hold one copy of the target: {tp_basis}
   gpu_memory_utilization: 0.9
 
 """
+_GPU_FLEET = """\
+  # With Ray installed, several copies capture at once:
+  # fleet: {{replicas: {replicas}, gpus_per_replica: {tp}}}
+"""
+_GPU_TRAIN = """\
+  compute_dtype: bfloat16 # masters and optimizer stay in float32
+  num_gpus: {gpus}
+  batches_per_step: {gpus}     # one for each GPU; a step is as many times train.batch_tokens
+"""
+# A GPU's memory where init runs on a machine without one, and the share of it that weights may take.
+_USUAL_GPU_BYTES = 80e9
+_WEIGHTS_SHARE = 0.7
 _CPU_TARGET = "\n  dtype: float32          # answers with and without the draft are then identical"
 _CPU_EXTRACT = """\
   engine: transformers    # vllm on GPUs
@@ -89,18 +102,45 @@ def init(
         max_length=2048 if gpus else 512,
         max_new_tokens=512 if gpus else 96,
         regenerate=_GPU_REGENERATE if gpus else "  batch_size: 64\n",
-        extract=_GPU_EXTRACT.format(gpus=gpus) if gpus else _CPU_EXTRACT,
+        extract=_gpu_extract(target, gpus) if gpus else _CPU_EXTRACT,
         vocab_size=32000 if gpus else 4096,
         decoded=128 if gpus else 64,
         unroll=7 if gpus else 3,
         batch_tokens=8192 if gpus else 512,
-        train="  compute_dtype: bfloat16 # masters and optimizer stay in float32\n" if gpus else "",
+        train=_GPU_TRAIN.format(gpus=gpus) if gpus else "",
     )  # fmt: skip
     with atomic_file(output) as beside:
         beside.write_text(text, encoding="utf-8")
         load_config(beside)  # what we write must be valid
     say(f"init: wrote {output}")
     say(f"next: eyas doctor -c {output}, eyas plan -c {output}, eyas run -c {output}")
+
+
+def _gpu_extract(target: str, gpus: int) -> str:
+    tp, basis = _tensor_parallel(target, gpus)
+    text = _GPU_EXTRACT.format(tp=tp, tp_basis=basis)
+    if tp == gpus:
+        return text
+    fleet = _GPU_FLEET.format(replicas=gpus // tp, tp=tp)
+    return text.replace("  engine: vllm\n", f"  engine: vllm\n{fleet}", 1)
+
+
+def _tensor_parallel(target: str, gpus: int) -> tuple[int, str]:
+    """Return the fewest GPUs, a power of two, that hold the target's weights, and why so many."""
+    import torch
+
+    from eyas.plan.target_size import read_target_size
+
+    try:
+        size = read_target_size(TargetSettings(model=target)).weight_bytes
+    except EyasError:
+        return 1, "its size is not known here; more for a target that one GPU cannot hold"
+    on_gpu = torch.cuda.is_available()
+    memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else _USUAL_GPU_BYTES
+    tp = 1
+    while 2 * tp <= gpus and size > _WEIGHTS_SHARE * memory * tp:
+        tp *= 2
+    return tp, f"{size / 1e9:,.1f} GB of weights, {memory / 1e9:,.0f} GB each"
 
 
 def _ask(flag: str, question: str, default: str | None = None) -> str:

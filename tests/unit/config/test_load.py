@@ -7,6 +7,7 @@ import yaml
 from eyas.config.explain import describe_keys, to_commented_yaml
 from eyas.config.keys import known_keys
 from eyas.config.load import flatten, load_config
+from eyas.config.schema import ExtractSettings
 from eyas.errors import UserError
 
 MINIMAL = "run_dir: runs/x\ntarget: {model: m}\ndata: {sources: [a.jsonl]}\n"
@@ -185,3 +186,20 @@ def test_the_recipes_load(pytestconfig: pytest.Config) -> None:
     for recipe in recipes:
         loaded = load_config(recipe)
         assert {key for key, _ in flatten(yaml.safe_load(recipe.read_text()))} <= set(loaded.origins)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "vllm", "engine"),
+    [(True, True, "vllm"), (False, True, "transformers"), (True, False, "transformers")],
+)
+def test_auto_is_vllm_where_it_is_installed_and_a_gpu_is_there(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, vllm: bool, engine: str
+) -> None:
+    monkeypatch.setattr("eyas.config.schema.Path.exists", lambda self: gpu)
+    monkeypatch.setattr("eyas.config.schema.importlib.util.find_spec", lambda name: vllm or None)
+    config = load_config(
+        None, ("run_dir=r", "target.model=m", "data.sources=[a]", "regenerate.engine=auto")
+    ).config
+    assert config.regenerate.engine == engine
+    assert ExtractSettings(engine="auto").engine == engine
+    assert ExtractSettings(engine="toy").engine == "toy"

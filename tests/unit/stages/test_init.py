@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -18,7 +19,9 @@ def test_a_file_for_a_cpu_and_one_for_gpus_are_valid_and_differ(tmp_path: Path) 
     assert (cpu.run_dir, gpu.run_dir) == (Path("runs/smollm2-135m-instruct"), Path("runs/mine"))
     assert cpu.data.sources == ("a.jsonl", "b.jsonl")
     assert (cpu.extract.engine, gpu.extract.engine) == ("transformers", "vllm")
-    assert gpu.vllm.tensor_parallel_size == 4
+    assert (gpu.vllm.tensor_parallel_size, gpu.train.num_gpus) == (1, 4), (
+        "the size of the target is not known here"
+    )
     assert gpu.train.compute_dtype == "bfloat16"
     # What is decoded must be known: answers are at least as long.
     assert all(c.evaluate.max_new_tokens <= c.regenerate.max_new_tokens for c in (cpu, gpu))
@@ -52,3 +55,22 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is there already"):
         init("m", ["d"], 0, None, tmp_path / "run.yaml")
     assert (tmp_path / "run.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("gigabytes", "tp"), [(16, 1), (140, 4), (1000, 8)])
+def test_eight_gpus_are_used_for_training_and_as_many_as_needed_hold_a_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gigabytes: float, tp: int
+) -> None:
+    size = SimpleNamespace(weight_bytes=gigabytes * 1e9)
+    monkeypatch.setattr("eyas.plan.target_size.read_target_size", lambda settings: size)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    init("some/model", ["chats.jsonl"], 8, None, tmp_path / "run.yaml")
+    config = load_config(tmp_path / "run.yaml").config
+    assert (config.train.num_gpus, config.train.batches_per_step) == (8, 8)
+    assert config.vllm.tensor_parallel_size == tp
+
+
+def test_a_target_that_is_not_here_gets_one_gpu_a_copy(tmp_path: Path) -> None:
+    init("some/model", ["chats.jsonl"], 8, None, tmp_path / "run.yaml")
+    assert load_config(tmp_path / "run.yaml").config.vllm.tensor_parallel_size == 1
+    assert "its size is not known here" in (tmp_path / "run.yaml").read_text()
