@@ -1,15 +1,11 @@
 """Settings that a late stage would refuse are refused before an early one works for hours."""
 
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-
-from torch.distributed import is_torchelastic_launched
 
 from eyas import registry
 from eyas.capture.stream import check_stream
 from eyas.config.schema import RunConfig
-from eyas.data.sources import HUB_PREFIX, source_files
 from eyas.engines.checks import (
     check_abilities,
     check_endpoints,
@@ -20,12 +16,10 @@ from eyas.engines.checks import (
 from eyas.engines.info import check_layers, engine_info
 from eyas.errors import UserError
 from eyas.run_folder import STAGES
+from eyas.stages.check_inputs import check_inputs, check_length, check_training
 from eyas.stages.init_from import draft_config, read_start
 from eyas.stages.run_context import RunContext
-from eyas.store.storage import folder_of
-from eyas.train.ranks import check_device, check_gpus
 from eyas.train.sharded_params import check_sharding
-from eyas.train.step_plan import check_ranks
 
 
 def check_settings(context: RunContext, stages: Sequence[str] = STAGES) -> None:
@@ -47,11 +41,11 @@ def problems(context: RunContext, stages: Sequence[str] = STAGES) -> Iterator[Us
     if "evaluate" in stages:
         checks.append(lambda: check_evaluation(config.evaluate))
     checks += [
-        lambda: _check_draft(context),
+        lambda: _check_draft(context, to_do),
         lambda: check_inputs(context, to_do),
         lambda: check_installed(config, to_do),
-        lambda: _check_length(context, to_do),
-        lambda: _check_training(context, to_do),
+        lambda: check_length(context, to_do),
+        lambda: check_training(context, to_do),
         lambda: check_endpoints(config, to_do),
     ]
     for check in checks:
@@ -59,56 +53,6 @@ def problems(context: RunContext, stages: Sequence[str] = STAGES) -> Iterator[Us
             check()
         except UserError as error:
             yield error
-
-
-def check_inputs(context: RunContext, to_do: Sequence[str]) -> None:
-    """Raises: UserError where the data, another run's folder or the place of the states cannot be used."""
-    config = context.config
-    if config.base_run is not None and not (config.base_run / "run.yaml").is_file():
-        raise UserError(
-            f"base_run={config.base_run} is not a run folder", hint="name one that holds a run.yaml"
-        )
-    if (samples := config.extract.prepared_data) is not None:
-        if "extract" in to_do and not samples.exists():
-            raise UserError(
-                f"there is no {samples}", hint="set extract.prepared_data to a folder or a JSONL file"
-            )
-        if config.regenerate.enabled:
-            raise UserError(
-                "extract.prepared_data gives the samples, but regenerate.enabled is true",
-                hint="set regenerate.enabled=false",
-            )
-    elif "prepare" in to_do:
-        for source, _ in config.data.weighted_sources:
-            if not source.startswith(HUB_PREFIX):
-                source_files(source)
-    if config.extract.states_dir is not None:
-        folder_of(config.extract.states_dir)
-
-
-def _check_length(context: RunContext, to_do: Sequence[str]) -> None:
-    longest, positions = context.config.data.max_length, context.spec.max_position_embeddings
-    if longest > positions and not {"prepare", "regenerate", "extract"}.isdisjoint(to_do):
-        raise UserError(
-            f"data.max_length={longest} is more than the target's {positions} positions",
-            hint=f"set data.max_length={positions} or less",
-        )
-
-
-def _check_training(context: RunContext, to_do: Sequence[str]) -> None:
-    train = context.config.train
-    if "train" not in to_do:
-        return
-    for name in train.trackers:
-        if importlib.util.find_spec(name) is None:
-            raise UserError(
-                f"train.trackers names {name}, which is not installed", hint="pip install 'eyas[trackers]'"
-            )
-    check_device(train.device)
-    if train.num_gpus > 1 and not is_torchelastic_launched():
-        check_ranks(train, train.num_gpus)
-        if context.train_device == "cuda":
-            check_gpus(train.num_gpus)
 
 
 def check_names(config: RunConfig) -> None:
@@ -120,12 +64,13 @@ def check_names(config: RunConfig) -> None:
         registry.check(table, name, kind)
 
 
-def _check_draft(context: RunContext) -> None:
+def _check_draft(context: RunContext, to_do: Sequence[str]) -> None:
     config = context.config
     kind = config.draft.architecture
     serving = engine_info(config.evaluate.engine)
     if serving.decoder is not None:
-        serving.check_kind(kind)
+        # Which kinds the installed version serves matters where it is to serve one.
+        (serving.check_kind if "evaluate" in to_do else serving.draft_file)(kind)
     check_draft_tokens(config, context.drafter.most_draft_tokens(config.draft))
     check_layers(kind, context.draft_spec.read_layers)
     stored = read_start(context)
