@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from eyas.config.load import load_config
-from eyas.config.schema import TargetSettings
-from eyas.errors import EyasError, UserError
+from eyas.errors import UserError
 from eyas.files import atomic_file
+from eyas.plan.parallel import tensor_parallel
 from eyas.progress import say
 
 _TEMPLATE = """\
@@ -67,9 +67,6 @@ _GPU_TRAIN = """\
   num_gpus: {gpus}
   batches_per_step: {gpus}     # one for each GPU; a step is as many times train.batch_tokens
 """
-# A GPU's memory where init runs on a machine without one, and the share of it that weights may take.
-_USUAL_GPU_BYTES = 80e9
-_WEIGHTS_SHARE = 0.7
 _CPU_TARGET = "\n  dtype: float32          # answers with and without the draft are then identical"
 _CPU_EXTRACT = """\
   engine: transformers    # vllm on GPUs
@@ -117,30 +114,12 @@ def init(
 
 
 def _gpu_extract(target: str, gpus: int) -> str:
-    tp, basis = _tensor_parallel(target, gpus)
+    tp, basis = tensor_parallel(target, gpus)
     text = _GPU_EXTRACT.format(tp=tp, tp_basis=basis)
     if tp == gpus:
         return text
     fleet = _GPU_FLEET.format(replicas=gpus // tp, tp=tp)
     return text.replace("  engine: vllm\n", f"  engine: vllm\n{fleet}", 1)
-
-
-def _tensor_parallel(target: str, gpus: int) -> tuple[int, str]:
-    """Return the fewest GPUs, a power of two, that hold the target's weights, and why so many."""
-    import torch
-
-    from eyas.plan.target_size import read_target_size
-
-    try:
-        size = read_target_size(TargetSettings(model=target)).weight_bytes
-    except EyasError:
-        return 1, "its size is not known here; more for a target that one GPU cannot hold"
-    on_gpu = torch.cuda.is_available()
-    memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else _USUAL_GPU_BYTES
-    tp = 1
-    while 2 * tp <= gpus and size > _WEIGHTS_SHARE * memory * tp:
-        tp *= 2
-    return tp, f"{size / 1e9:,.1f} GB of weights, {memory / 1e9:,.0f} GB each"
 
 
 def _ask(flag: str, question: str, default: str | None = None) -> str:

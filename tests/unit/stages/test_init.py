@@ -62,7 +62,7 @@ def test_eight_gpus_are_used_for_training_and_as_many_as_needed_hold_a_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gigabytes: float, tp: int
 ) -> None:
     size = SimpleNamespace(weight_bytes=gigabytes * 1e9)
-    monkeypatch.setattr("eyas.plan.target_size.read_target_size", lambda settings: size)
+    monkeypatch.setattr("eyas.plan.parallel.read_target_size", lambda settings: size)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     init("some/model", ["chats.jsonl"], 8, None, tmp_path / "run.yaml")
     config = load_config(tmp_path / "run.yaml").config
