@@ -277,6 +277,7 @@ def init(debug: bool, **arguments: Any) -> None:
     metavar="GIB",
     help="memory of each GPU of the machine that is meant, instead of this one's",
 )
+@click.option("--gpus", type=click.IntRange(1), help="GPUs of the machine that is meant")
 @click.option("--calibrate/--no-calibrate", default=None,
               help="measure rates with a short run  [default: for targets up to 2 GiB]")  # fmt: skip
 def plan(debug: bool, **arguments: Any) -> None:

@@ -57,7 +57,7 @@ def memory_needs(
     config: RunConfig, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, gpu_memory: float | None
 ) -> list[Need]:
     """Return what the engine and the trainer need; ``gpu_memory`` is in GiB, None: this machine's."""
-    gpus = round(gpu_memory * 2**30) if gpu_memory else _gpu_bytes()
+    gpus = round(gpu_memory * 2**30) if gpu_memory else gpu_bytes()
     ram = int(psutil.virtual_memory().available)
     place = gpus if gpus is not None else ram
     info = engine_info(config.extract.engine)
@@ -87,7 +87,21 @@ def memory_needs(
     ]
 
 
-def _gpu_bytes() -> int | None:
+def num_gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def gpus_are_held() -> bool:
+    """Whether another process has more than half of the memory of a GPU."""
+    import torch
+
+    return any(2 * free < total for free, total in map(torch.cuda.mem_get_info, range(num_gpus_here())))
+
+
+def gpu_bytes() -> int | None:
+    """Return the memory of a GPU of this machine, or None without one."""
     import torch
 
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None

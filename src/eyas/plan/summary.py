@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.plan.estimates import Tokens
+from eyas.plan.gpu_use import GpuUse
 from eyas.plan.requirements import Need
 from eyas.plan.stage_times import StagePlan
 from eyas.plan.target_size import TargetSize
@@ -22,6 +23,7 @@ class Plan:
     memory: list[Need]
     stages: list[StagePlan]
     notes: list[str] = field(default_factory=list)
+    gpus: list[GpuUse] = field(default_factory=list)  # empty: a machine without
 
     @property
     def seconds(self) -> float | None:
@@ -50,6 +52,7 @@ class Plan:
             "stages": [dataclasses.asdict(s) for s in self.stages],
             "seconds": self.seconds,
             "notes": self.notes,
+            "gpus": [dataclasses.asdict(use) for use in self.gpus],
         }
 
 
@@ -70,6 +73,13 @@ def print_plan(found: Plan) -> None:
         print(f"{need.what:<46} {size(need.bytes):>10}{of}{verdict}")
         print(f"{'':<4}{need.basis}")
     print()
+    for use in found.gpus:
+        which = f"GPUs 0 to {use.num_gpus - 1}" if use.num_gpus > 1 else "GPU 0"
+        verdict = "fits" if use.trouble is None else f"REFUSED: {use.trouble}"
+        print(f"{use.stage:<11} {use.process} on {which}: {size(use.bytes)} of {size(use.available)} each, "
+              f"{verdict}")  # fmt: skip
+    if found.gpus:
+        print()
     for stage in found.stages:
         took = "?" if stage.seconds is None else duration(stage.seconds)
         print(f"{stage.stage:<11} {stage.state:<6} {took:>12}  {stage.work}")

@@ -8,6 +8,7 @@ from eyas.capture.stream import check_stream
 from eyas.config.schema import RunConfig
 from eyas.engines.checks import (
     check_abilities,
+    check_draft_tokens,
     check_endpoints,
     check_evaluation,
     check_fleet,
@@ -15,6 +16,7 @@ from eyas.engines.checks import (
 )
 from eyas.engines.info import check_layers, engine_info
 from eyas.errors import UserError
+from eyas.plan.gpu_use import check_gpu_use
 from eyas.run_folder import STAGES
 from eyas.stages.check_inputs import check_inputs, check_length, check_training
 from eyas.stages.init_from import draft_config, read_start
@@ -47,6 +49,7 @@ def problems(context: RunContext, stages: Sequence[str] = STAGES) -> Iterator[Us
         lambda: check_length(context, to_do),
         lambda: check_training(context, to_do),
         lambda: check_endpoints(config, to_do),
+        lambda: check_gpu_use(config, to_do),
     ]
     for check in checks:
         try:
@@ -77,22 +80,6 @@ def _check_draft(context: RunContext, to_do: Sequence[str]) -> None:
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
     if config.export.format == "speculators":
         registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
-
-
-def check_draft_tokens(config: RunConfig, most: int | None) -> None:
-    """Raises: UserError for more draft tokens than one round of the draft gives."""
-    asked = {
-        "evaluate.num_draft_tokens": (config.evaluate.num_draft_tokens,),
-        "evaluate.sweep_draft_tokens": config.evaluate.sweep_draft_tokens,
-        "train.validate_draft_tokens": (config.train.validate_draft_tokens,),
-    }
-    for key, numbers in asked.items():
-        if most is not None and max(numbers, default=0) > most:
-            raise UserError(
-                f"{key} asks for {max(numbers)} draft tokens, a {config.draft.architecture} draft with these "
-                f"settings makes {most} a round",
-                hint=f"ask for {most} at most",
-            )
 
 
 # Each looks at the settings alone.

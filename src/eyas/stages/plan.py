@@ -7,6 +7,7 @@ from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
 from eyas.plan import estimates
 from eyas.plan.estimates import PlannedDraft
+from eyas.plan.gpu_use import planned_gpus
 from eyas.plan.measure_rates import MeasuredRates, calibrate, read_rows
 from eyas.plan.past_runs import earlier_rates
 from eyas.plan.requirements import disk_needs, memory_needs
@@ -44,10 +45,11 @@ def plan(
     tokens: int | None = None,
     calibrate: bool | None = None,
     gpu_memory: float | None = None,
+    gpus: int | None = None,
 ) -> Plan:
     """Estimate the run; with ``calibrate`` (by default for small targets that are here) measure rates first.
 
-    Units: ``gpu_memory`` GiB of each GPU of the machine that is meant; None: this machine.
+    Units: ``gpu_memory`` GiB of each of the ``gpus`` of the machine that is meant; None: this machine.
 
     Raises: UserError for a rate that cannot be read, or a target without a config.json.
     """
@@ -91,6 +93,8 @@ def plan(
     ]
     shape_of_draft = draft_config(context, config.draft.vocab_size or spec.vocab_size, spec)
     draft = PlannedDraft(context.drafter, shape_of_draft)
+    uses, shared = planned_gpus(config, shape, found, draft, gpus, gpu_memory)
+    notes += [f"the run would be refused: {shared}"] if shared else []
     return Plan(
         shape=shape,
         tokens=found,
@@ -101,6 +105,7 @@ def plan(
         memory=memory_needs(config, shape, found, draft, gpu_memory),
         stages=_with_stream(config, stages, known, found.train, trained),
         notes=notes,
+        gpus=uses,
     )
 
 
