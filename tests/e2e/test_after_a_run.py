@@ -143,7 +143,7 @@ def test_the_card_has_the_measured_figures_and_conditions(finished: Path) -> Non
     front = yaml.safe_load(card.split("---")[1])
     report = json.loads((finished / "run" / "evaluation" / "report.json").read_text())
     assert "eagle3" in front["tags"]
-    assert f"{report['acceptance']:.3f} decoded" in card
+    assert f"{report['acceptance']:.3f} (" in card
     assert "3 held-out prompts, greedy, up to 12 tokens" in card
     assert str(finished) not in card, "folders of this machine are nobody's business"
 

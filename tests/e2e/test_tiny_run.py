@@ -38,7 +38,9 @@ def stage_record(folder: Path, stage: str) -> dict[str, Any]:
 
 def test_the_run_ends_with_its_figure(finished: tuple[Path, Screen]) -> None:
     last = finished[1].out.splitlines()[-1]
-    assert re.fullmatch(r"acceptance length: \d\.\d\d \(K=2, held-out\)", last)
+    assert re.fullmatch(
+        r"acceptance length: \d\.\d\d \(K=2, held-out, 3 prompts, 95 %: \d\.\d\d to \d\.\d\d\)", last
+    )
 
 
 def test_data_goes_to_stdout_and_progress_to_stderr(finished: tuple[Path, Screen]) -> None:

@@ -1,6 +1,7 @@
 """What each setting means and where its value came from."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -95,6 +96,11 @@ def _write(values: dict[str, Any], loaded: LoadedConfig, prefix: str, indent: st
             lines.append(f"{indent}{key}:")
             _write(value, loaded, f"{prefix}{key}.", indent + "  ", lines)
         else:
-            # JSON scalars and lists are YAML, and never need YAML's quoting rules.
-            text = f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}"
-            lines.append(f"{text}  # {loaded.origins[prefix + key]}")
+            lines.append(f"{indent}{key}: {_in_yaml(value)}  # {loaded.origins[prefix + key]}")
+
+
+def _in_yaml(value: Any) -> str:
+    """Return a value as JSON, which is YAML and never needs its quoting rules, except for some numbers."""
+    text = json.dumps(value, ensure_ascii=False)
+    # YAML 1.1 takes 1e-05 for text.
+    return re.sub(r"(?<![\d.])(\d+)e(?=[-+]?\d)", r"\1.0e", text) if isinstance(value, float) else text

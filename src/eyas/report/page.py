@@ -1,7 +1,9 @@
 """What came out of a run: a table on the screen and report.html."""
 
 import platform
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import eyas
 from eyas.config.explain import to_commented_yaml
@@ -30,12 +32,26 @@ def summary_rows(run: FinishedRun) -> list[tuple[str, str]]:
         ("accepted, by position", ", ".join(f"{r:.0%}" for r in report["acceptance_rates"])),
         (
             "acceptance length",
-            f"{report['acceptance']:.3f} decoded, {report['predicted']:.3f} predicted"
+            f"{report['acceptance']:.3f}{interval_text(report)} decoded, {report['predicted']:.3f} predicted"
             + (" (of other texts, see the report)" if prediction_note(run) else ""),
         ),
         ("identical outputs", identical_of(report)),
         ("speed", f"{with_draft:.1f} tokens/s with the draft{compared} ({place})"),
     ]
+
+
+def interval_text(report: Mapping[str, Any]) -> str:
+    """Return the 95 % interval of the acceptance length, in parentheses, where there is one."""
+    bounds = report.get("acceptance_interval")
+    return f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
+
+
+def sureness(report: Mapping[str, Any]) -> str:
+    """Say how sure the acceptance length is: its 95 % interval over prompts, or that they are too few."""
+    bounds, num = report.get("acceptance_interval"), report["num_prompts"]
+    if bounds:
+        return f", {num} prompts, 95 %: {bounds[0]:.2f} to {bounds[1]:.2f}"
+    return f", {num} prompt{'s' if num > 1 else ''}"
 
 
 def print_summary(run: FinishedRun) -> None:
@@ -50,7 +66,8 @@ def print_summary(run: FinishedRun) -> None:
     if run.spec.hidden_size < 2048:
         print(f"{'':<{width}}  (no draft makes a target this small faster; large ones are another matter)")
     print(
-        f"\nacceptance length: {report['acceptance']:.2f} (K={report['num_draft_tokens']}, held-out)",
+        f"\nacceptance length: {report['acceptance']:.2f} (K={report['num_draft_tokens']}, held-out"
+        f"{sureness(report)})",
         flush=True,
     )
 

@@ -47,6 +47,10 @@ class HeldOut:
     def total_predicted(self) -> Acceptance:
         return _total(self.predicted, self.predicted)
 
+    def decoded(self) -> dict[str, Acceptance]:
+        """Return the acceptance of each prompt that was decoded in this process."""
+        return _acceptances(self.here) if self.here else {}
+
     def total_decoded(self) -> Acceptance | None:
         return _total(_acceptances(self.here), self.here.drafted) if self.here else None
 

@@ -1,11 +1,13 @@
 """What an evaluation found, as ``evaluation/report.json`` and its tables hold it."""
 
 import csv
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eyas.config.schema import EvaluateSettings
+from eyas.drafters.common.acceptance import Acceptance
+from eyas.evaluate.bootstrap import length_interval
 from eyas.evaluate.decode import Decoded
 from eyas.files import atomic_file, write_json
 from eyas.serving.agreement import HeldOut
@@ -30,6 +32,8 @@ def evaluation_report(
         "device": device,
         "predicted": predicted.length if held_out.predicted else None,
         "predicted_rates": predicted.rates,
+        "predicted_interval": length_interval(list(held_out.predicted.values())),
+        "prompts": _by_prompt(held_out),
         "served": served,
     }
     differences = [vars(d) for d in here.differences] if here else []
@@ -43,6 +47,7 @@ def evaluation_report(
         return report | {
             "acceptance": acceptance.length,
             "acceptance_rates": acceptance.rates,
+            "acceptance_interval": length_interval(list(held_out.decoded().values())),
             "identical": num_prompts - len(here.differences),
             "plain_tokens_per_s": _rate(here.plain.values()),
             "drafted_tokens_per_s": _rate(here.drafted.values()),
@@ -63,10 +68,25 @@ def served_results(served: dict[str, Any], num_draft_tokens: int) -> dict[str, A
     return {
         "acceptance": held_out["acceptance_length"][0],
         "acceptance_rates": held_out["acceptance_rates"] or [],
+        "acceptance_interval": None,  # its counters are of all prompts together
         "identical": served["lossless"]["identical_held_out"],
         "plain_tokens_per_s": points.get(0),
         "drafted_tokens_per_s": points[num_draft_tokens],
     }
+
+
+def _by_prompt(held_out: HeldOut) -> dict[str, dict[str, Any]]:
+    """Return rounds and accepted draft tokens of each prompt, from which intervals are made."""
+    parts = {"decoded": held_out.decoded(), "predicted": held_out.predicted}
+    return {
+        part: {name: vars(acceptance) for name, acceptance in found.items()} for part, found in parts.items()
+    }
+
+
+def prompts_of(report: Mapping[str, Any], part: str = "decoded") -> dict[str, Acceptance]:
+    """Return the acceptance of each prompt as a report holds it; empty for one of an earlier version."""
+    found = report.get("prompts", {}).get(part, {})
+    return {name: Acceptance(p["num_rounds"], tuple(p["accepted_at"])) for name, p in found.items()}
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from eyas.errors import UserError
 from eyas.progress import say
 from eyas.progress_displays import duration
 from eyas.provenance import settings_as_made, stage_states
+from eyas.report.difference import difference_text
 from eyas.report.pages import write_page
 from eyas.report.serving_section import identical_of
 from eyas.run_folder import STAGES, records_of
@@ -53,6 +54,10 @@ def compare(folders: Sequence[Path]) -> Comparison:
         records.append(current)
         settings.append(dict(flatten(settings_as_made(values, current, STAGES)[0])))
     columns = [_figures(r) | _stale(causes) for r, causes in zip(records, stale, strict=True)]
+    for column, record in zip(columns[1:], records[1:], strict=True):
+        if "evaluate" in records[0] and "evaluate" in record:
+            apart = difference_text(records[0]["evaluate"]["report"], record["evaluate"]["report"])
+            column |= {"acceptance length, less the first run's": apart} if apart else {}
     names = list(dict.fromkeys(name for column in columns for name in column))
     keys = sorted(set().union(*settings) - {"run_dir"})
     rows = [(key, [str(s.get(key, "–")) for s in settings]) for key in keys]

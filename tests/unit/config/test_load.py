@@ -170,7 +170,8 @@ def test_the_resolved_configuration_reads_back_as_the_same_configuration(tmp_pat
     text = to_commented_yaml(first)
     again = load_config(write(tmp_path, text))
     assert again.config == first.config
-    assert "  learning_rate: 1e-05  # command line" in text
+    assert "  learning_rate: 1.0e-05  # command line" in text
+    assert yaml.safe_load(text)["train"]["learning_rate"] == 1e-5, "not text, as YAML 1.1 takes 1e-05"
     assert "  num_epochs: 3  # default" in text
 
 

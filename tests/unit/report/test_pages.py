@@ -143,7 +143,24 @@ def test_the_summary_goes_to_stdout_with_the_engines_rows(capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert err == ""
     assert "recommendation" in out
-    assert out.endswith("\nacceptance length: 1.51 (K=2, held-out)\n")
+    assert out.endswith("\nacceptance length: 1.51 (K=2, held-out, 3 prompts)\n")
+
+
+def test_screen_table_and_page_say_how_sure_the_length_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty: dict[str, list[Any]] = {name: [] for name in ("rows", "lengths", "shares", "coverage", "drops")}
+    monkeypatch.setattr(page, "data_section", lambda folder: empty)
+    sure = finished_run()
+    sure.evaluation["acceptance_interval"] = [1.42, 1.6]
+    print_summary(sure)
+    out = capsys.readouterr().out
+    assert out.endswith("\nacceptance length: 1.51 (K=2, held-out, 3 prompts, 95 %: 1.42 to 1.60)\n")
+    assert "1.510 (1.420 to 1.600) decoded" in out
+    write_report(sure, tmp_path / "sure.html")
+    assert "would give 1.42 to 1.60 (95 %, bootstrap over prompts)" in (tmp_path / "sure.html").read_text()
+    write_report(finished_run(), tmp_path / "unsure.html")
+    assert "too few prompts" in (tmp_path / "unsure.html").read_text()
 
 
 def test_a_card_says_what_was_measured_or_that_nothing_was(tmp_path: Path) -> None:
