@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dflash, logits that the target scales": {"name": "dflash", "logit_scale": 0.25, "seed": 8},
     "dspark, logits that the target scales": {"name": "dspark", "logit_scale": 0.25, "seed": 9},
     "dspark": {"name": "dspark"},
+    "dspark, ce": {"name": "dspark", "loss": "ce", "seed": 10},
     "dspark, part of the vocabulary": {"name": "dspark", "draft_vocab": 29, "seed": 6},
     "dspark, bidirectional, no window": {"name": "dspark", "causal": False, "window": None, "seed": 7},
 }  # fmt: skip

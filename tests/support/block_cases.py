@@ -184,7 +184,7 @@ def make_block_case(
         normal(sum(lengths), num_aux, width),
         normal(sum(lengths), width),
         plan,
-        DFLASH_LOSSES[loss] if name == "dflash" else DSPARK_LOSS,
+        DSPARK_LOSS if name == "dspark" and loss == "d-pace" else DFLASH_LOSSES[loss],
     )
 
 
