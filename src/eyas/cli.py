@@ -123,9 +123,11 @@ def _debug(command: Callable[..., None]) -> Callable[..., None]:
 def _on_a_run(command: Callable[..., None]) -> Callable[..., None]:
     """Add what every command on a run takes: its file, settings that override it, --debug."""
     command = click.argument(
-        "settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...", shell_complete=_complete_setting
+        "settings", nargs=-1, metavar="[RUN] [SECTION.KEY=VALUE]...", shell_complete=_complete_setting
     )(_debug(command))
-    return click.option("-c", "--config", "path", type=_PATH, help="run file (YAML)")(command)
+    return click.option(
+        "-c", "--config", "path", type=_PATH, help="run file (YAML) or run folder  [default: ./run.yaml]"
+    )(command)
 
 
 def _json(command: Callable[..., None]) -> Callable[..., None]:

@@ -81,11 +81,11 @@ def serve(print_only: bool, **options: Any) -> None:
 def serve_capture(
     path: Path | None, settings: tuple[str, ...], print_only: bool, host: str, port: int, **flags: Any
 ) -> None:
-    from eyas.config.load import load_config
+    from eyas.config.load import find_run_file, load_config
     from eyas.stages.extract_flags import settings_from_flags
 
     settings = settings_from_flags(flags, settings)
-    if path is None:  # neither data nor results are meant
+    if find_run_file(path, settings)[0] is None:  # neither data nor results are meant
         settings = ("run_dir=.", "data.sources=[]", *settings)
     loaded = load_config(path, settings)
     from eyas.stages.run_context import RunContext
@@ -107,10 +107,10 @@ def plan(path: Path | None, settings: tuple[str, ...], as_json: bool, **argument
 
 
 def doctor(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
-    from eyas.config.load import load_config
+    from eyas.config.load import find_run_file, load_config
     from eyas.stages.doctor import examine, print_findings
 
-    loaded = load_config(path, settings) if path or settings else None
+    loaded = load_config(path, settings) if settings or find_run_file(path)[0] else None
     findings = examine(loaded)
     click.echo(json.dumps([f.__dict__ for f in findings], indent=2)) if as_json else print_findings(findings)
     if any(f.state == "problem" for f in findings):

@@ -284,3 +284,21 @@ def test_a_draft_without_prompts_or_target_is_refused(finished: Path, tmp_path: 
     screen = eyas("evaluate", "--draft", finished / "run")
     assert screen.code == 2
     assert "there are no prompts to decode" in screen.err
+
+
+def test_a_run_that_was_moved_is_found_by_its_folder(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = Path(shutil.move(tmp_path / "run", tmp_path / "moved"))
+    for words in (("-c", moved), ("-c", moved / "run.yaml"), (moved,)):
+        screen = eyas("status", *words)
+        assert screen.code == 0, screen.err
+        assert screen.out.startswith(f"{moved}: ")
+        assert screen.out.count("done") == 6
+    screen = eyas("evaluate", moved, "evaluate.num_prompts=2")
+    assert screen.code == 0, screen.err
+    assert not (tmp_path / "run").exists()
+    monkeypatch.chdir(moved)
+    assert eyas("status").out.count("done") == 6
+    monkeypatch.chdir(tmp_path)
+    assert eyas("status", "moved", "--json").code == 0

@@ -16,6 +16,7 @@ from eyas.errors import UserError, did_you_mean
 # Dates that are none, and nesting without end, come as Python's own errors.
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, OverflowError)
 _MOST_VALUES = 10_000
+RUN_FILE = "run.yaml"
 
 # Settings that had another name before 0.2.
 RENAMED = {
@@ -46,10 +47,14 @@ class LoadedConfig:
 def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedConfig:
     """Read ``path``, apply ``overrides`` in order, check everything.
 
-    Relative paths in a run file are meant from where the command is run, as in a shell.
+    Relative paths in a run file are meant from where the command is run, as in a shell; the run file of a run
+    folder is of that folder, wherever it is.
     Raises: UserError naming the key, with the closest known one for an unknown key.
     """
+    path, overrides = find_run_file(path, overrides)
     values: dict[str, Any] = _read(path) if path else {}
+    if path and _is_in_run_folder(path):
+        values["run_dir"] = str(path.parent)  # wherever the folder has been moved to
     origins: dict[str, Origin] = {key: "file" for key, _ in flatten(values)}
     for override in overrides:
         key, value = _parse_override(override)
@@ -76,6 +81,27 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         origins.setdefault(key, "default")
     file = ("-c", str(path)) if path else ()
     return LoadedConfig(config, origins, (*file, *overrides))
+
+
+def find_run_file(path: Path | None, words: tuple[str, ...] = ()) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the run file that a command means, and its words without a run folder.
+
+    A folder, after ``-c`` or among the words, stands for the run.yaml in it. Where neither a file nor a
+    target is named, it is ./run.yaml, if that exists.
+    """
+    folders = [word for word in words if "=" not in word and Path(word).is_dir()]
+    if path is None and len(folders) == 1:
+        path, words = Path(folders[0]), tuple(word for word in words if word != folders[0])
+    if path is not None:
+        return (path / RUN_FILE if path.is_dir() else path), words
+    found = Path(RUN_FILE)
+    is_meant = found.is_file() and not any(word.startswith("target.model=") for word in words)
+    return (found if is_meant else None), words
+
+
+def _is_in_run_folder(path: Path) -> bool:
+    """Whether a run file is the resolved one of a run: every run has prepared data."""
+    return path.name == RUN_FILE and (path.parent / "prepared" / "stage.json").is_file()
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
