@@ -153,6 +153,17 @@ def test_a_sweep_pays_for_the_targets_work_once(run_file: Path, tmp_path: Path) 
     assert eyas("runs", tmp_path / "nothing").code == 2
 
 
+def test_a_sweep_without_an_earlier_run_shares_the_stages_of_its_first(
+    tmp_path: Path, tiny_target: Path
+) -> None:
+    path = write_run(tmp_path, tiny_target)
+    screen = eyas("sweep", "-c", path, "--vary", "train.learning_rate=1e-3,2e-3,4e-3")
+    assert screen.code == 0, screen.err
+    assert screen.err.count("regenerate: taken from") == 2
+    assert screen.err.count("extract: taken from") == 2
+    assert not (tmp_path / "run").exists()
+
+
 def test_clean_frees_states_and_keeps_drafts_and_reports(run_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     before = snapshot(run)

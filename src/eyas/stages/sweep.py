@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from eyas.config.load import LoadedConfig, load_config
@@ -22,7 +23,9 @@ def sweep(path: Path | None, settings: tuple[str, ...], varied: Sequence[str]) -
     """
     points = list(_points(path, settings, varied))
     for loaded in points:
-        check_settings(RunContext(loaded))
+        # The first run, which others take stages from, does not exist yet.
+        alone = loaded.config.model_copy(update={"base_run": None})
+        check_settings(RunContext(replace(loaded, config=alone)))
     folders = [loaded.config.run_dir for loaded in points]
     for number, loaded in enumerate(points, 1):
         say(f"sweep: run {number} of {len(points)}, {loaded.config.run_dir}")
