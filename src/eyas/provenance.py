@@ -136,7 +136,7 @@ def _causes(
         output = record["inputs"].get(name)
         if output is None:
             continue
-        made_by = [s for s in sources if (found := records.get(s)) and found["output"] == output]
+        made_by = [s for s in sources if (found := records.get(s)) and found.get("output") == output]
         if not made_by:
             source = next((s for s in sources if records.get(s)), sources[-1])
             yield _made_again(source, record, records.get(source))

@@ -1,5 +1,6 @@
 """A run file and ``section.key=value`` overrides become one checked configuration."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +90,7 @@ def find_run_file(path: Path | None, words: tuple[str, ...] = ()) -> tuple[Path 
     A folder, after ``-c`` or among the words, stands for the run.yaml in it. Where neither a file nor a
     target is named, it is ./run.yaml, if that exists.
     """
-    folders = [word for word in words if "=" not in word and Path(word).is_dir()]
+    folders = [word for word in words if "=" not in word and os.path.isdir(word)]
     if path is None and len(folders) == 1:
         path, words = Path(folders[0]), tuple(word for word in words if word != folders[0])
     if path is not None:
