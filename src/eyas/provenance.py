@@ -137,8 +137,8 @@ def _causes(
         if output is None:
             continue
         made_by = [s for s in sources if (found := records.get(s)) and found.get("output") == output]
-        if not made_by:
-            source = next((s for s in sources if records.get(s)), sources[-1])
+        # An output that was deleted since contradicts nothing: states may go once a draft is trained.
+        if not made_by and (source := next((s for s in sources if records.get(s)), None)):
             yield _made_again(source, record, records.get(source))
         for source in made_by:
             if states[source].state != "done":

@@ -82,6 +82,11 @@ def records_of(run_dir: Path) -> dict[str, dict[str, Any] | None]:
     return {stage: read_record(finished_folder(run_dir / name)) for stage, name in FOLDERS.items()}
 
 
+def readable_records_of(run_dir: Path) -> dict[str, dict[str, Any] | None]:
+    """As ``records_of``, with None for what cannot be read."""
+    return {stage: readable_record(finished_folder(run_dir / name)) for stage, name in FOLDERS.items()}
+
+
 def draft_folder_of(folder: Path) -> Path:
     """Return the draft of a run folder; another folder is a draft itself."""
     return finished_folder(folder / FOLDERS["export"]) if (folder / "run.yaml").is_file() else folder

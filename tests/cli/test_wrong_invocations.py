@@ -23,7 +23,7 @@ def error(what: str, hint: str) -> str:
 CASES: list[tuple[tuple[str, ...], str]] = [
     (("trian",), usage("", "unknown command 'trian'; did you mean 'train'?")),
     (("frobnicate",), usage("", "unknown command 'frobnicate'")),
-    (("run", "--frsh"), usage("run", "no such option '--frsh'. Did you mean '--fresh'?")),
+    (("run", "--frsh"), usage("run", "no such option '--frsh'. (Did you mean one of: '--fresh', '--from'?)")),
     (("run", "-c"), usage("", "option '-c' requires an argument")),
     (("extract", "--tp-size", "two"),
      usage("extract", "invalid value for '--tp-size': 'two' is not a valid integer")),
@@ -32,7 +32,8 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     (("inspect", "prepard"), usage("inspect", "no such command 'prepard'. Did you mean 'prepared'?")),
     (("completion", "tcsh"),
      usage("completion", "invalid value for '{bash|zsh|fish}': 'tcsh' is not one of 'bash', 'zsh', 'fish'")),
-    (("run",), error("the setting 'run_dir' is missing", "set run_dir=... or write it in the run file")),
+    (("run", "target.model=m"),
+     error("the setting 'run_dir' is missing", "set run_dir=... or write it in the run file")),
     (("run", "-c", "nowhere.yaml"),
      error("cannot read the run file nowhere.yaml: No such file or directory",
            "name one with -c, for example -c recipes/smollm2-cpu.yaml")),

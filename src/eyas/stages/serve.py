@@ -18,7 +18,7 @@ from eyas.export.read import read_draft
 from eyas.progress import say
 from eyas.provenance import stage_states
 from eyas.registry import SERVING_ENGINE
-from eyas.run_folder import draft_folder_of, records_of
+from eyas.run_folder import draft_folder_of, readable_records_of
 from eyas.serving.fit import (
     check_file,
     check_memory,
@@ -98,7 +98,9 @@ def serve(options: ServeOptions, print_only: bool) -> None:
 def warn_of_stale(draft: Path) -> None:
     """Say so where the draft of a run folder is older than what the run holds now."""
     run_dir = draft.resolve().parent
-    if (run_dir / "run.yaml").is_file() and (cause := stage_states(records_of(run_dir))["export"].cause):
+    if (run_dir / "run.yaml").is_file() and (
+        cause := stage_states(readable_records_of(run_dir))["export"].cause
+    ):
         say(f"serve: warning: {draft} is stale: {cause}")
         say(f"  for the newest one: eyas export --fresh -c {run_dir / 'run.yaml'}")
 
