@@ -16,7 +16,7 @@ from eyas.drafters.common.sglang_layers import eagle3_ids
 from eyas.drafters.eagle3.config import DraftConfig
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
-from eyas.layer_ids import from_output_of
+from eyas.layer_ids import ReadLayers
 from eyas.types import TargetSpec, VocabMap
 
 _UPPER_INPUT_NORM = re.compile(r"layers\.[1-9]\d*\.input_layernorm\.weight")
@@ -51,7 +51,10 @@ def logits(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> torch
 
 def check_config(config: Mapping[str, Any]) -> None:
     nested = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids")
-    if nested is not None and from_output_of(nested) != tuple(config["eagle_aux_hidden_state_layer_ids"]):
+    if nested is None:
+        return
+    target, ids = config["eyas"]["target"], tuple(config["eagle_aux_hidden_state_layer_ids"])
+    if eagle3_ids(ReadLayers(ids, target["architecture"], target["num_layers"])) != tuple(nested):
         raise ContractError("the two lists of aux layer ids in config.json disagree")
 
 
