@@ -72,7 +72,8 @@ exports of eyas 0.1 are compared by its own fingerprint (sizes and ends of the f
 
 Quantised layers are the engine's business; the draft never inherits `quantization_config`. Experts in compressed-tensors INT4
 (W4A16, groups of 32, as Kimi-K2.5 ships) were run through transformers and equal the dequantised model. vLLM's CPU build has
-such a kernel for processors with AMX tiles only.
+such a kernel for processors with AMX tiles only, and vLLM 0.32 refuses Kimi-K2.5's groups of 32 there too ("kernel does not
+support quantization scheme uint4b8").
 
 ## What a draft takes over
 

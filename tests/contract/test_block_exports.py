@@ -131,6 +131,33 @@ def test_an_export_whose_lists_of_layers_disagree_is_not_reported_as_done(tmp_pa
         check(config | {"is_causal": not config["is_causal"]})
 
 
+@pytest.mark.parametrize(
+    ("form", "changes", "causal"),
+    [
+        # Each line removes what engines ask first, so that the next key decides.
+        ("native", {"is_causal": ...}, True),
+        ("native", {"is_causal": ..., "dflash_config.causal": False}, False),
+        ("native", {"is_causal": ..., "dflash_config.causal": ...}, True),  # sliding layers
+        ("speculators", {"transformer_layer_config.is_causal": ...}, True),
+        ("speculators", {"transformer_layer_config.is_causal": ..., "sliding_window_non_causal": ...}, False),
+    ],
+)
+def test_a_draft_from_elsewhere_is_read_with_the_causality_that_vllm_takes(
+    tmp_path: Path, form: str, changes: dict[str, Any], causal: bool
+) -> None:
+    _, folder = export(tmp_path / "draft", "dflash", form)
+    for key, value in changes.items():
+        change(folder, *key.split("."), value=value)
+    assert read_draft(folder).shape.causal is causal
+
+
+def test_layers_that_do_not_slide_are_not_causal_where_no_key_says_it(tmp_path: Path) -> None:
+    _, folder = export(tmp_path / "draft", "dflash", causal=False, window=None)
+    change(folder, "is_causal", value=...)
+    change(folder, "dflash_config", "causal", value=...)
+    assert read_draft(folder).shape.causal is False
+
+
 # Trap (a): engines ask different keys for causality, and fall back on the type of each layer.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [9, None])
