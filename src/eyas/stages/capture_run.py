@@ -1,5 +1,6 @@
 """What capturing needs of a run, taken from its context: for extract, a stream and the actors of a fleet."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from eyas.errors import UserError
 from eyas.plan.estimates import PlannedDraft, training_memory
 from eyas.plan.target_size import read_target_size
 from eyas.stages.run_context import RunContext, facts_of
+from eyas.store.storage import folder_of
 from eyas.targets.weights import Weights
 from eyas.train.ranks import Ranks
 
@@ -28,7 +30,9 @@ def capture_run(context: RunContext) -> CaptureRun:
     config = context.config
     actors = None
     if config.extract.fleet is not None:
-        actors = Actors(config.ray.address, functools.partial(_in_actor, for_actors(context.loaded)))
+        # An actor does not know that a stage is being done again, next to its output.
+        make_run = functools.partial(_in_actor, for_actors(context.loaded), str(context.states_folder))
+        actors = Actors(config.ray.address, make_run)
     return CaptureRun(
         spec=context.spec,
         target_folder=context.target_folder,
@@ -62,8 +66,8 @@ def make_reference(context: RunContext) -> Engine | None:
     return engine
 
 
-def _in_actor(loaded: LoadedConfig) -> CaptureRun:
-    return capture_run(RunContext(loaded))
+def _in_actor(loaded: LoadedConfig, states_folder: str) -> CaptureRun:
+    return dataclasses.replace(capture_run(RunContext(loaded)), states_folder=folder_of(states_folder))
 
 
 @contextmanager
