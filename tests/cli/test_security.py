@@ -290,7 +290,9 @@ def test_serve_does_not_show_the_key_it_hands_on(
 
     started: list[list[str]] = []
     monkeypatch.setattr(
-        module, "read_draft", lambda _: SimpleNamespace(architecture="eagle3", config={}, shape=None)
+        module,
+        "read_draft",
+        lambda _: SimpleNamespace(architecture="eagle3", config={}, shape=None, aux_layer_ids=None),
     )
     for check in ("check_file", "check_port"):
         monkeypatch.setattr(module, check, lambda *_: None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from eyas.config.schema import RunConfig
@@ -13,8 +14,6 @@ from eyas.plan.estimates import PlannedDraft, Tokens
 from eyas.plan.requirements import gpu_bytes, gpus_are_held, num_gpus_here
 from eyas.plan.target_size import TargetSize
 from eyas.registry import REFERENCE_ENGINE
-
-_HERE = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def shared_gpus(config: RunConfig, num_gpus: int) -> str | None:
     endpoint, wanted = config.regenerate.endpoint, _engines_with_gpus(config)
     if not config.regenerate.enabled or endpoint is None or not wanted:
         return None
-    if (urlsplit(endpoint).hostname or "") not in _HERE or max(i.gpus(config) for i in wanted) < num_gpus:
+    if not _is_here(urlsplit(endpoint).hostname or "") or max(i.gpus(config) for i in wanted) < num_gpus:
         return None
     stages = " and ".join(s for s in ("extract", "evaluate") if engine_of(config, s) in wanted)
     return (
@@ -131,3 +130,12 @@ def _use(stage: str, process: str, gpus: int, needed: int, room: int, num_gpus: 
 def _engines_with_gpus(config: RunConfig) -> list[EngineInfo]:
     found = [engine_of(config, stage) for stage in ("extract", "evaluate")]
     return [info for info in found if info is not None and info.gpus(config)]
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host's name or address is this machine's own, as far as it shows."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback or address.is_unspecified
