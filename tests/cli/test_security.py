@@ -298,7 +298,7 @@ def test_serve_does_not_show_the_key_it_hands_on(
         monkeypatch.setattr(module, check, lambda *_: None)
     monkeypatch.setattr(module, "check_target", lambda *_: make_spec())
     monkeypatch.setattr(module, "check_memory", lambda *_: False)
-    monkeypatch.setattr(module, "locate", Path)
+    monkeypatch.setattr(module, "locate", lambda model, revision: Path(model))
     monkeypatch.setattr("eyas.engines.vllm.versions.check_draft_support", lambda *_: None)
     monkeypatch.setattr(os, "execvp", lambda _, words: started.append(words))
     extra = ("--api-key", PASSWORD, f"--hf-token={PASSWORD}", "--max-model-len", "512")
