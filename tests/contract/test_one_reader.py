@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -256,8 +258,17 @@ vllm_is_here = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reas
 
 
 def vllm_reads(folder: Path) -> dict[str, Any]:
-    """Return vLLM's answers, by its own functions; nothing is started."""
+    """Return vLLM's answers, by its own functions, in a process of their own; nothing is started.
+
+    What these leave behind changes how vLLM loads a later test's DeepSeek-V3.
+    """
     import vllm.config  # noqa: F401  the other modules need it first
+
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        return pool.submit(_vllm_reads, folder).result()
+
+
+def _vllm_reads(folder: Path) -> dict[str, Any]:
     from vllm.transformers_utils import model_arch_config_convertor as convertors
     from vllm.transformers_utils.config import get_config, get_hf_text_config
 
