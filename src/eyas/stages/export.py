@@ -15,6 +15,7 @@ from eyas.export.read import kind_of
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
 from eyas.report.card import write_card
+from eyas.report.stale import CARD
 from eyas.stages.run_context import RunContext, begin, finish, finished_run, next_command
 from eyas.store.aux_subset import check_same_target, with_layers
 from eyas.targets.teacher import TeacherHead, read_teacher
@@ -36,6 +37,8 @@ def export(context: RunContext) -> None:
     }
     check_same_target(checkpoint.spec, context.draft_spec_like(checkpoint.spec.weights_fingerprint))
     if not begin(context, "export", inputs, lambda: is_whole(context)):
+        if not (context.folder("export") / CARD).is_file():  # a kill came between the record and the card
+            write_card(finished_run(context), context.folder("export"))
         return
     folder = context.folder("export")
     kind, spec = checkpoint.architecture, checkpoint.spec
