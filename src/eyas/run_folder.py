@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import eyas
 from eyas.errors import EyasError, UserError
 from eyas.files import read_json, refusing_damaged, remove_folder, removing, seal, unseal, write_json
@@ -85,6 +87,18 @@ def records_of(run_dir: Path) -> dict[str, dict[str, Any] | None]:
 def readable_records_of(run_dir: Path) -> dict[str, dict[str, Any] | None]:
     """As ``records_of``, with None for what cannot be read."""
     return {stage: readable_record(finished_folder(run_dir / name)) for stage, name in FOLDERS.items()}
+
+
+def check_is_run(folder: Path) -> None:
+    """Raises: UserError for a folder that is no run."""
+    if not (folder / "run.yaml").is_file():
+        raise UserError(f"{folder} is not a run folder", hint="name folders that hold a run.yaml")
+
+
+def settings_of(run_dir: Path) -> dict[str, Any]:
+    """Return the settings in a run's own run.yaml, nested as they are written there."""
+    settings: dict[str, Any] = yaml.safe_load((run_dir / "run.yaml").read_text(encoding="utf-8"))
+    return settings
 
 
 def draft_folder_of(folder: Path) -> Path:

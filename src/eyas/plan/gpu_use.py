@@ -67,7 +67,7 @@ def planned_gpus(
 
     Units: ``gpu_memory`` GiB of each; None: this machine's.
     """
-    size = round(gpu_memory * 2**30) if gpu_memory else gpu_bytes()
+    size = gpu_bytes(gpu_memory)
     if size is None:
         return [], None
     num = num_gpus or max(1, num_gpus_here())

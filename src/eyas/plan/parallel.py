@@ -1,9 +1,8 @@
 """How many GPUs hold one copy of a target."""
 
-import torch
-
 from eyas.config.schema import TargetSettings
 from eyas.errors import EyasError
+from eyas.plan.requirements import gpu_bytes
 from eyas.plan.target_size import read_target_size
 
 # A GPU's memory where init runs on a machine without one, and the share of it that weights may take.
@@ -17,8 +16,7 @@ def tensor_parallel(target: str, gpus: int) -> tuple[int, str]:
         size = read_target_size(TargetSettings(model=target)).weight_bytes
     except EyasError:
         return 1, "its size is not known here; more for a target that one GPU cannot hold"
-    on_gpu = torch.cuda.is_available()
-    memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else _USUAL_GPU_BYTES
+    memory = gpu_bytes() or _USUAL_GPU_BYTES
     tp = 1
     while 2 * tp <= gpus and size > _WEIGHTS_SHARE * memory * tp:
         tp *= 2

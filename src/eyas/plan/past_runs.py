@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from eyas.config.schema import RunConfig
 from eyas.engines.info import engine_info
 from eyas.errors import EyasError
 from eyas.plan.measure_rates import VALIDATION_COST
-from eyas.run_folder import FOLDERS, STAGES, read_record
+from eyas.run_folder import FOLDERS, STAGES, read_record, settings_of
 
 
 def earlier_rates(config: RunConfig) -> dict[str, tuple[float, str]]:
@@ -64,10 +62,9 @@ def _rates_of(run_dir: Path, config: RunConfig) -> dict[str, float]:
 
 def _is_alike(run_dir: Path, config: RunConfig) -> bool:
     """Whether a run had the settings that rates depend on."""
-    path = run_dir / "run.yaml"
-    if not path.is_file():
+    if not (run_dir / "run.yaml").is_file():
         return False
-    there, here = yaml.safe_load(path.read_text(encoding="utf-8")), config.model_dump(mode="json")
+    there, here = settings_of(run_dir), config.model_dump(mode="json")
     if _draft_of(there) != _draft_of(here):
         return False
     engines = {config.extract.engine, config.regenerate.engine}

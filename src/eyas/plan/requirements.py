@@ -57,7 +57,7 @@ def memory_needs(
     config: RunConfig, shape: TargetSize, tokens: Tokens, draft: PlannedDraft, gpu_memory: float | None
 ) -> list[Need]:
     """Return what the engine and the trainer need; ``gpu_memory`` is in GiB, None: this machine's."""
-    gpus = round(gpu_memory * 2**30) if gpu_memory else gpu_bytes()
+    gpus = gpu_bytes(gpu_memory)
     ram = int(psutil.virtual_memory().available)
     place = gpus if gpus is not None else ram
     info = engine_info(config.extract.engine)
@@ -100,8 +100,10 @@ def gpus_are_held() -> bool:
     return any(2 * free < total for free, total in map(torch.cuda.mem_get_info, range(num_gpus_here())))
 
 
-def gpu_bytes() -> int | None:
-    """Return the memory of a GPU of this machine, or None without one."""
+def gpu_bytes(asked: float | None = None) -> int | None:
+    """Return the memory of a GPU: ``asked`` GiB, else that of this machine's, or None without one."""
     import torch
 
+    if asked:
+        return round(asked * 2**30)
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.errors import UserError
 from eyas.files import remove_folder
 from eyas.locks import hold
 from eyas.provenance import stage_states
-from eyas.run_folder import FOLDERS, records_of, redo_folder
+from eyas.run_folder import FOLDERS, check_is_run, records_of, redo_folder
 from eyas.run_process import refuse_second
 from eyas.stages.runs import bytes_in
 from eyas.train.checkpoint import best_checkpoint
@@ -28,8 +27,7 @@ def freed_by(run_dir: Path) -> list[Freed]:
 
     Raises: UserError for a folder that is no run.
     """
-    if not (run_dir / "run.yaml").is_file():
-        raise UserError(f"{run_dir} is not a run folder", hint="name folders that hold a run.yaml")
+    check_is_run(run_dir)
     return [Freed(path, what, bytes_in(path)) for path, what in _freed(run_dir)]
 
 

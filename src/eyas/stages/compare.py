@@ -5,17 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from eyas.config.load import flatten
-from eyas.errors import UserError
 from eyas.progress import say
 from eyas.progress_displays import duration
 from eyas.provenance import settings_as_made, stage_states
 from eyas.report.difference import difference_text
 from eyas.report.pages import write_page
 from eyas.report.serving_section import identical_of
-from eyas.run_folder import STAGES, records_of
+from eyas.run_folder import STAGES, check_is_run, records_of, settings_of
 
 Records = dict[str, dict[str, Any]]
 
@@ -42,10 +39,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
     settings: list[dict[str, Any]] = []
     stale: list[dict[str, str]] = []
     for folder in folders:
-        if not (folder / "run.yaml").is_file():
-            raise UserError(f"{folder} is not a run folder", hint="name folders that hold a run.yaml")
-        found = records_of(folder)
-        values = yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8"))
+        check_is_run(folder)
+        found, values = records_of(folder), settings_of(folder)
         states = stage_states(found, values)
         stale.append({stage: state.cause for stage, state in states.items() if state.cause})
         current = {

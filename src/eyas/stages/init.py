@@ -12,6 +12,7 @@ from eyas.config.load import load_config
 from eyas.errors import UserError
 from eyas.files import atomic_file
 from eyas.plan.parallel import tensor_parallel
+from eyas.plan.requirements import num_gpus_here
 from eyas.progress import say
 
 _TEMPLATE = """\
@@ -88,7 +89,7 @@ def init(
     )
     data = data or [_ask("data", "Where are conversations or prompts (file, folder or hf:owner/name:split)?")]
     if gpus is None:
-        gpus = int(_ask("gpus", "How many GPUs may be used?", str(_num_gpus())))
+        gpus = int(_ask("gpus", "How many GPUs may be used?", str(num_gpus_here())))
     name = re.sub(r"[^a-z0-9.]+", "-", target.rsplit("/", 1)[-1].removeprefix("demo:").lower()).strip("-")
     text = _TEMPLATE.format(
         output=output,
@@ -126,9 +127,3 @@ def _ask(flag: str, question: str, default: str | None = None) -> str:
     if not sys.stdin.isatty():
         raise UserError(f"--{flag} is missing, and there is no terminal to ask on", hint=f"give --{flag}")
     return str(click.prompt(question, default=default, err=True))
-
-
-def _num_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()

@@ -6,12 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from eyas.errors import UserError
 from eyas.progress_displays import duration, size
 from eyas.provenance import stage_states
-from eyas.run_folder import records_of
+from eyas.run_folder import records_of, settings_of
 
 _DEEPEST = 3
 
@@ -78,8 +76,7 @@ def _run_folders(folder: Path, deep: int = 0) -> list[Path]:
 
 
 def _described(folder: Path) -> Run:
-    records = records_of(folder)
-    settings = yaml.safe_load((folder / "run.yaml").read_text(encoding="utf-8"))
+    records, settings = records_of(folder), settings_of(folder)
     states = stage_states(records, settings)
     done = [stage for stage, state in states.items() if state.state in ("done", "stale")]
     stale = next((f"{stage} ({state.cause})" for stage, state in states.items() if state.cause), None)
