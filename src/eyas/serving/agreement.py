@@ -52,7 +52,7 @@ class HeldOut:
         return _acceptances(self.here) if self.here else {}
 
     def total_decoded(self) -> Acceptance | None:
-        return _total(_acceptances(self.here), self.here.drafted) if self.here else None
+        return _total(self.decoded(), self.here.drafted) if self.here else None
 
 
 def others_wrote(config: RunConfig) -> str | None:

@@ -9,8 +9,10 @@ from eyas.config.schema import EvaluateSettings
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.evaluate.bootstrap import length_interval
 from eyas.evaluate.decode import Decoded
+from eyas.evaluate.lossless import check_lossless, check_rounding
+from eyas.evaluate.two_samples import check_sampled
 from eyas.files import atomic_file, write_json
-from eyas.serving.agreement import HeldOut
+from eyas.serving.agreement import HeldOut, check_agreement
 from eyas.serving.results import HELD_OUT
 
 
@@ -75,6 +77,16 @@ def served_results(served: dict[str, Any], num_draft_tokens: int) -> dict[str, A
     }
 
 
+def check_report(report: Mapping[str, Any]) -> None:
+    """Raises: ContractError where answers or lengths in a report contradict a contract."""
+    served, dtype = report["served"], report["dtype"]
+    check_lossless(report["differences"], dtype)
+    for rounding in (report["rounding"], served and served["lossless"]["rounding"]):
+        check_rounding(rounding, dtype)
+    check_sampled(report["sampled"])
+    check_agreement(served, dtype)
+
+
 def _by_prompt(held_out: HeldOut) -> dict[str, dict[str, Any]]:
     """Return rounds and accepted draft tokens of each prompt, from which intervals are made."""
     parts = {"decoded": held_out.decoded(), "predicted": held_out.predicted}
@@ -83,9 +95,9 @@ def _by_prompt(held_out: HeldOut) -> dict[str, dict[str, Any]]:
     }
 
 
-def prompts_of(report: Mapping[str, Any], part: str = "decoded") -> dict[str, Acceptance]:
-    """Return the acceptance of each prompt as a report holds it; empty for one of an earlier version."""
-    found = report.get("prompts", {}).get(part, {})
+def prompts_of(report: Mapping[str, Any]) -> dict[str, Acceptance]:
+    """Return the acceptance of each decoded prompt in a report; empty for one of an earlier version."""
+    found = report.get("prompts", {}).get("decoded", {})
     return {name: Acceptance(p["num_rounds"], tuple(p["accepted_at"])) for name, p in found.items()}
 
 

@@ -15,17 +15,15 @@ from eyas.errors import ContractError
 from eyas.evaluate.acceptance import predict_acceptance
 from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of
 from eyas.evaluate.in_process import Here, decode_here, sample_here
-from eyas.evaluate.lossless import check_lossless, check_rounding
-from eyas.evaluate.two_samples import check_sampled
 from eyas.evaluations import bring_back, keep_other
 from eyas.files import fingerprint
 from eyas.progress import say
 from eyas.registry import REFERENCE_ENGINE
 from eyas.report.examples import examples_of
 from eyas.report.serving_section import identical_of
-from eyas.serving.agreement import HeldOut, check_agreement
+from eyas.serving.agreement import HeldOut
 from eyas.serving.benchmark import ServedRun, free_memory, measure_served
-from eyas.serving.report import evaluation_report, write_report
+from eyas.serving.report import check_report, evaluation_report, write_report
 from eyas.serving.results import SO_FAR
 from eyas.stages.export import is_whole, read_exported
 from eyas.stages.prepare import new_renderer
@@ -76,11 +74,7 @@ def _evaluate(context: RunContext) -> None:
     write_report(folder, report)
     if served is not None:
         (folder / SO_FAR).unlink(missing_ok=True)  # also where a check below fails: it is measured anew then
-    check_lossless(report["differences"], spec.dtype)
-    for rounding in (report["rounding"], served and served["lossless"]["rounding"]):
-        check_rounding(rounding, spec.dtype)
-    check_sampled(report["sampled"])
-    check_agreement(served, spec.dtype)
+    check_report(report)
     keep_other(context.config.run_dir, inputs)
     finish(context, "evaluate", fingerprint(report["acceptance"]), report=report)
     if here is not None:

@@ -18,15 +18,14 @@ from eyas.engines.checks import check_abilities, check_evaluation, check_install
 from eyas.engines.info import engine_info
 from eyas.errors import UserError
 from eyas.evaluate.in_process import Here, decode_here
-from eyas.evaluate.lossless import check_lossless, check_rounding
 from eyas.export.read import read_draft
 from eyas.progress import say
 from eyas.registry import REFERENCE_ENGINE
 from eyas.report.serving_section import identical_of, served_rows
-from eyas.serving.agreement import HeldOut, check_agreement
+from eyas.serving.agreement import HeldOut
 from eyas.serving.benchmark import ServedRun, free_memory, measure_served
 from eyas.serving.fit import check_file, check_target, recorded_target
-from eyas.serving.report import evaluation_report, write_report
+from eyas.serving.report import check_report, evaluation_report, write_report
 from eyas.serving.results import SO_FAR
 from eyas.stages.init_from import start_folder
 from eyas.stages.prepare import new_renderer
@@ -42,7 +41,7 @@ def evaluate_draft(
 
     Raises: UserError for what is no draft, or a draft of another target.
     """
-    folder = start_folder(name, "--draft ")
+    folder = start_folder(name, "--draft")
     stored = read_draft(folder)
     check_file(folder, stored)
     loaded = _settings(folder, stored, target, sources, output, settings)
@@ -68,10 +67,7 @@ def evaluate_draft(
         served = measure_served(run, held_out)
     report = evaluation_report(config.evaluate, spec.dtype, context.device, held_out, served)
     write_report(config.run_dir, report | {"draft": str(name), "target": config.target.model})
-    check_lossless(report["differences"], spec.dtype)
-    for rounding in (report["rounding"], served and served["lossless"]["rounding"]):
-        check_rounding(rounding, spec.dtype)
-    check_agreement(served, spec.dtype)
+    check_report(report)
     say(f"evaluate: wrote {config.run_dir / 'report.json'}")
     return report
 

@@ -14,9 +14,9 @@ from eyas.export.native import load_export
 from eyas.export.read import kind_of
 from eyas.files import atomic_folder, fingerprint, sha256_of_file
 from eyas.progress import say
-from eyas.report.card import write_card
 from eyas.report.stale import CARD
-from eyas.stages.run_context import RunContext, begin, finish, finished_run, next_command
+from eyas.stages.results import write_current_card
+from eyas.stages.run_context import RunContext, begin, finish, next_command
 from eyas.store.aux_subset import check_same_target, with_layers
 from eyas.targets.teacher import TeacherHead, read_teacher
 from eyas.train.checkpoint import best_checkpoint, load_weights, read_checkpoint
@@ -38,7 +38,7 @@ def export(context: RunContext) -> None:
     check_same_target(checkpoint.spec, context.draft_spec_like(checkpoint.spec.weights_fingerprint))
     if not begin(context, "export", inputs, lambda: is_whole(context)):
         if not (context.folder("export") / CARD).is_file():  # a kill came between the record and the card
-            write_card(finished_run(context), context.folder("export"))
+            write_current_card(context)
         return
     folder = context.folder("export")
     kind, spec = checkpoint.architecture, checkpoint.spec
@@ -59,7 +59,7 @@ def export(context: RunContext) -> None:
         exporter.verify(beside, draft, checkpoint.vocab, states.aux[: len(tokens)], tokens)
     troubles = draft_troubles(kind, draft.config, spec.read_layers)
     finish(context, "export", _digests(folder), engine_troubles=troubles)
-    write_card(finished_run(context), context.folder("export"))
+    write_current_card(context)
     for title, trouble in troubles.items():
         say(f"export: not for {title}: {trouble}")
     folder, k = context.folder("export"), context.config.evaluate.num_draft_tokens

@@ -5,8 +5,8 @@ import re
 from eyas.errors import EyasError, UserError
 from eyas.progress import say
 from eyas.progress_displays import size
-from eyas.report.card import write_card
-from eyas.stages.run_context import RunContext, finished_run
+from eyas.stages.results import write_current_card
+from eyas.stages.run_context import RunContext
 from eyas.targets.files import unreachable
 
 # stage.json is the run's own business: it names folders of this machine.
@@ -25,7 +25,7 @@ def publish(context: RunContext, repository: str, dry_run: bool, private: bool) 
     Raises: UserError when nobody is logged in who may; EyasError when the hub refuses.
     """
     context.output_of("export")
-    write_card(finished_run(context), context.folder("export"))
+    write_current_card(context)
     folder = context.folder("export")
     if context.states()["evaluate"].state != "done":
         say("push: nothing is measured yet, and the card says so; push again after eyas evaluate")
