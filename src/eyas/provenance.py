@@ -125,10 +125,12 @@ def _causes(
 ) -> Iterator[str]:
     """Yield what makes a finished output stale."""
     for section, values in settings_in(record).items():
+        if section not in settings:
+            continue
+        now = dict(flatten(dict(settings[section])))
         for key, value in flatten(values):
-            now = dict(flatten(dict(settings[section]))) if section in settings else {}
             # What the record has and the settings lack belongs to another kind of draft.
-            if section in settings and (key not in now or now[key] != value):
+            if key not in now or now[key] != value:
                 yield _changed(f"{section}.{key}", value, now.get(key))
     if "seed" in settings and record["inputs"].get("seed", settings["seed"]) != settings["seed"]:
         yield _changed("seed", record["inputs"]["seed"], settings["seed"])

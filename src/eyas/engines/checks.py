@@ -115,13 +115,15 @@ def check_endpoints(config: RunConfig, stages: Iterable[str]) -> None:
 
 def check_draft_tokens(config: RunConfig, most: int | None) -> None:
     """Raises: UserError for more draft tokens than one round of the draft gives."""
+    if most is None:
+        return
     asked = {
         "evaluate.num_draft_tokens": (config.evaluate.num_draft_tokens,),
         "evaluate.sweep_draft_tokens": config.evaluate.sweep_draft_tokens,
         "train.validate_draft_tokens": (config.train.validate_draft_tokens,),
     }
     for key, numbers in asked.items():
-        if most is not None and max(numbers, default=0) > most:
+        if max(numbers, default=0) > most:
             raise UserError(
                 f"{key} asks for {max(numbers)} draft tokens, a {config.draft.architecture} draft with these "
                 f"settings makes {most} a round",

@@ -198,7 +198,8 @@ class EndpointEngine:
                     return self._completion(prompt, reply)
                 trouble = f"HTTP {reply.status_code}: {' '.join(reply.text.split())[:200]}"
                 if reply.status_code in (400, 422) and any(key in reply.text for key in taken):
-                    # A server may name the first of several only; of its own additions it knows all or none.
+                    # A server may name only the first of several fields.
+                    # It takes all of vLLM's additions or none.
                     named = {key for key in taken if key in reply.text}
                     self.refused |= named | (_EXTENSIONS.keys() if named & _EXTENSIONS.keys() else set())
                     continue

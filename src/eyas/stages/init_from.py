@@ -62,8 +62,7 @@ def start_folder(name: str, key: str = "draft.init_from") -> Path:
     try:
         return locate(str(draft_folder_of(Path(name))))
     except UserError as error:
-        what = error.what.replace("target.model=", f"{key}=")
-        raise UserError(what, hint=f"{key.strip()} is a folder or a hub id owner/name") from None
+        raise UserError(error.what, hint=f"{key} is a folder or a hub id owner/name") from None
 
 
 def vocab_of(stored: StoredDraft) -> VocabMap:

@@ -9,7 +9,7 @@ from eyas.stages.init_from import start_folder
 
 def inspect_draft(name: str) -> Iterator[tuple[str, str]]:
     """Yield what is known of a folder, a hub id or a run's draft, as (name, value)."""
-    folder = start_folder(name, "the draft ")
+    folder = start_folder(name, "the draft")
     stored = read_draft(folder)
     shape, target = stored.shape, recorded_target(stored)
     yield "folder", str(folder)

@@ -58,7 +58,7 @@ def plan(
     shape = read_target_size(config.target, context.default_aux_layer_ids)
     spec = shape.spec
     notes = [f"the run would be refused: {shape.trouble}"] if shape.trouble else []
-    states = {stage: _state(context, stage) for stage in stages_of(context)}
+    states = _states(context)
     earlier = earlier_rates(config)
     open_stages = {s for s in UNITS if states.get(s) not in ("done", None)}
     wanted = open_stages - given.keys() - earlier.keys()
@@ -134,6 +134,8 @@ def _learning_rate(config: RunConfig, width: int) -> float:
     return float(with_peak_rate(config.train, width, config.draft.init_from is not None).learning_rate)
 
 
-def _state(context: RunContext, stage: str) -> str:
-    state = context.states()[stage].state
-    return "to do" if state == "not begun" else state
+def _states(context: RunContext) -> dict[str, str]:
+    """Return how far each stage of the run is, in order."""
+    found = context.states()
+    states: dict[str, str] = {stage: found[stage].state for stage in stages_of(context)}
+    return {stage: "to do" if state == "not begun" else state for stage, state in states.items()}

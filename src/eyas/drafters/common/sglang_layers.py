@@ -30,13 +30,12 @@ def eagle3_ids(layers: ReadLayers) -> tuple[int, ...]:
     """Return the ids that make SGLang capture ``layers`` for an EAGLE-3 draft.
 
     Where no list of ids can, return some that no layer has: SGLang then has nothing to give to the draft, and
-    cannot give it other layers instead. ``eagle3_layers_trouble``
-    says so.
+    cannot give it other layers instead. ``eagle3_layers_trouble`` says so.
 
     Raises: UserError for layer 0.
     """
     written = to_output_of(layers.ids)
-    if layers.architecture not in _AS_THEY_STAND or layers.ids[0] == 2:
+    if not _stand(layers):
         return written
     if _is_shifted(layers):
         return tuple(layers.num_layers + i for i in layers.ids)
@@ -45,8 +44,7 @@ def eagle3_ids(layers: ReadLayers) -> tuple[int, ...]:
 
 def oldest_for_eagle3(layers: ReadLayers) -> str:
     """Return the first version that captures these layers and loads every weight."""
-    as_they_stand = layers.architecture in _AS_THEY_STAND and layers.ids[0] != 2
-    return _OLDEST_AS_THEY_STAND if as_they_stand else _OLDEST
+    return _OLDEST_AS_THEY_STAND if _stand(layers) else _OLDEST
 
 
 def layers_trouble(layers: ReadLayers) -> str | None:
@@ -61,6 +59,11 @@ def eagle3_layers_trouble(layers: ReadLayers) -> str | None:
     if _is_shifted(layers):
         return f"SGLang adds 1 to a list of layers of {layers.architecture} that begins with 1"
     return layers_trouble(layers)
+
+
+def _stand(layers: ReadLayers) -> bool:
+    """Whether SGLang must take the ids as they stand; a list that begins with 2 is written as one with 1."""
+    return layers.architecture in _AS_THEY_STAND and layers.ids[0] != 2
 
 
 def _is_shifted(layers: ReadLayers) -> bool:

@@ -190,7 +190,7 @@ def cache_bytes(plan: Plan) -> int:
     per_token = cache + (plan.bytes_per_token if plan.way == "native" else 0)
     num_tokens = max(2 * plan.batch_tokens, 2 * plan.max_model_len, 4096)
     # The groups of layers are padded to pages of one size, hence twice what would do. A running state of a
-    # layer is a page of its own.
+    # layer takes a whole page.
     least = _LEAST_HYBRID_CACHE if spec.architecture in HYBRID else _LEAST_CACHE
     return max(2 * num_tokens * per_token, least)
 
