@@ -17,7 +17,7 @@ from eyas.engines.transformers.engine import TransformersEngine
 from eyas.stages.run_context import RunContext
 from machine import free_port
 from metrics_server import SGLangServer
-from pipeline import eyas, write_prompts, write_run
+from pipeline import exported_run, eyas, write_prompts, write_run
 from tiny import spec_of, write_jsonl
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
@@ -27,17 +27,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("vll
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Path:
     """A run that is done but for its evaluation."""
-    root = tmp_path_factory.mktemp("run")
-    path = write_run(
-        root,
-        tiny_target,
-        train={"num_epochs": 6, "learning_rate": 4e-3},
-        evaluate={"num_prompts": 4, "max_new_tokens": 16, "concurrency": [1, 4]},
-    )
-    for stage in ("prepare", "regenerate", "extract", "train", "export"):
-        screen = eyas(stage, "-c", path)
-        assert screen.code == 0, screen.err
-    return path
+    return exported_run(tmp_path_factory.mktemp("run"), tiny_target)
 
 
 def report_of(run_file: Path) -> dict[str, Any]:

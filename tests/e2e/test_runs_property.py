@@ -12,16 +12,9 @@ from typing import Any
 import pytest
 
 from eyas.files import read_json
+from eyas.run_folder import FOLDERS
 from pipeline import eyas, write_run
 
-FOLDERS = {
-    "prepare": "prepared",
-    "regenerate": "regenerated",
-    "extract": "states",
-    "train": "checkpoints",
-    "export": "draft",
-    "evaluate": "evaluation",
-}
 # Which input of a stage names the output of which other: written down here once more, as the reference.
 MADE_FROM = [
     ("regenerate", "prepared", "prepare"),

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from eyas.data.prepared import read_samples
 from machine import free_port, wait_until
-from pipeline import Screen, change_json, eyas, write_prompts, write_run
+from pipeline import Screen, change_json, exported_run, eyas, write_prompts
 from tiny import CHAT_TEMPLATE, make_target
 
 pytest.importorskip("vllm", reason="vllm is not installed")
@@ -44,17 +44,8 @@ def target(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Path:
 def run_file(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
     """A run that is done but for its evaluation; the target answered in this process."""
     root = tmp_path_factory.mktemp("run")
-    path = write_run(
-        root,
-        target,
-        data={"sources": [str(write_prompts(root / "32.jsonl", 32))]},
-        train={"num_epochs": 6, "learning_rate": 4e-3},
-        evaluate={"num_prompts": 4, "max_new_tokens": 16, "concurrency": [1, 4]},
-    )
-    for stage in ("prepare", "regenerate", "extract", "train", "export"):
-        screen = eyas(stage, "-c", path)
-        assert screen.code == 0, screen.err
-    return path
+    sources = [str(write_prompts(root / "32.jsonl", 32))]
+    return exported_run(root, target, data={"sources": sources})
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,21 @@ def eyas(*arguments: str | Path) -> Screen:
     return Screen(result.exit_code, result.stdout, result.stderr)
 
 
+def exported_run(folder: Path, target: Path, **sections: Any) -> Path:
+    """Run all stages but the evaluation; the draft is accepted now and then. Return the run file."""
+    path = write_run(
+        folder,
+        target,
+        train={"num_epochs": 6, "learning_rate": 4e-3},
+        evaluate={"num_prompts": 4, "max_new_tokens": 16, "concurrency": [1, 4]},
+        **sections,
+    )
+    for stage in ("prepare", "regenerate", "extract", "train", "export"):
+        screen = eyas(stage, "-c", path)
+        assert screen.code == 0, screen.err
+    return path
+
+
 def snapshot(folder: Path) -> dict[str, str]:
     """Return every file below ``folder`` with its checksum."""
     return {

@@ -73,6 +73,13 @@ def finished_run(served: dict[str, Any] | None = None) -> FinishedRun:
 
 
 @pytest.fixture
+def without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a page have nothing to show of the data."""
+    empty: dict[str, list[Any]] = {name: [] for name in ("rows", "lengths", "shares", "coverage", "drops")}
+    monkeypatch.setattr(page, "data_section", lambda folder: empty)
+
+
+@pytest.fixture
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     data = {
         "rows": [("dropped", EVIL)], "lengths": [("8", 2)], "shares": [], "coverage": [("64", 0.5)],
@@ -120,11 +127,8 @@ def test_the_report_has_the_engines_part_where_one_was_measured(report: str) -> 
         ElementTree.fromstring(chart)
 
 
-def test_without_an_engine_or_states_the_report_leaves_those_parts_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty: dict[str, list[Any]] = {name: [] for name in ("rows", "lengths", "shares", "coverage", "drops")}
-    monkeypatch.setattr(page, "data_section", lambda folder: empty)
+@pytest.mark.usefixtures("without_data")
+def test_without_an_engine_or_states_the_report_leaves_those_parts_out(tmp_path: Path) -> None:
     run = finished_run()
     run = replace(run, records={**run.records, "extract": {"num_failures": 0}})
     write_report(run, tmp_path / "report.html")
@@ -146,11 +150,10 @@ def test_the_summary_goes_to_stdout_with_the_engines_rows(capsys: pytest.Capture
     assert out.endswith("\nacceptance length: 1.51 (K=2, held-out, 3 prompts)\n")
 
 
+@pytest.mark.usefixtures("without_data")
 def test_screen_table_and_page_say_how_sure_the_length_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    empty: dict[str, list[Any]] = {name: [] for name in ("rows", "lengths", "shares", "coverage", "drops")}
-    monkeypatch.setattr(page, "data_section", lambda folder: empty)
     sure = finished_run()
     sure.evaluation["acceptance_interval"] = [1.42, 1.6]
     print_summary(sure)
