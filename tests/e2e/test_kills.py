@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from eyas.run_folder import FOLDERS, redo_folder
 from faults import Plan, contents, during, in_child, signal_self
 from pipeline import eyas, write_run
 
@@ -91,7 +92,7 @@ def test_a_kill_before_a_file_operation_leaves_nothing_that_the_next_command_doe
 
 
 @pytest.mark.parametrize("stage", ["prepare", "export"])
-def test_a_kill_while_a_stage_is_made_anew_leaves_what_the_plain_command_makes_whole(
+def test_a_kill_while_a_stage_is_made_anew_loses_nothing_and_the_same_command_ends_it(
     runs: dict[str, Run], stage: str
 ) -> None:
     run = runs["stored"]
@@ -102,8 +103,13 @@ def test_a_kill_while_a_stage_is_made_anew_leaves_what_the_plain_command_makes_w
         shutil.copytree(after, run.folder / "run")
         plan = Plan("change", f"*{run.folder.name}/run/*", KILL, nth)
         in_child(plan, stage, "--fresh", "-c", run.run_file)
-        screen = eyas(stage, "-c", run.run_file)
-        assert screen.code == 0, (nth, screen.err)
-        assert paths_of(run.folder / "run") == paths_of(after), nth
-        found = contents(run.folder / "run")
-        assert [path for path in wanted if found[path] != wanted[path]] == [], nth
+        for command, kept in (
+            ((stage,), {redo_folder(Path(FOLDERS[stage])).name}),
+            ((stage, "--fresh"), set()),
+        ):
+            screen = eyas(*command, "-c", run.run_file)
+            assert screen.code == 0, (nth, screen.err)
+            paths = {path for path in paths_of(run.folder / "run") if path.split("/")[0] not in kept}
+            assert paths == paths_of(after), (nth, command)
+            found = contents(run.folder / "run")
+            assert [path for path in wanted if found[path] != wanted[path]] == [], (nth, command)
