@@ -122,8 +122,8 @@ def status(path: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     from eyas.stages.process import print_status
     from eyas.stages.process import status as look
 
-    config = load_config(path, settings).config
-    found = look(config.run_dir, config.model_dump(mode="json"))
+    loaded = load_config(path, settings)
+    found = look(loaded.config.run_dir, loaded.recorded)
     click.echo(json.dumps(found, indent=2)) if as_json else print_status(found)
 
 
@@ -218,7 +218,7 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
 def clean(folders: tuple[Path, ...], yes: bool) -> None:
     from eyas.progress_displays import size
     from eyas.stages.clean import clean as free
-    from eyas.stages.clean import freed_by
+    from eyas.stages.clean import freed_by, waiting_for_states
 
     for folder in folders:
         freed = free(folder) if yes else freed_by(folder)
@@ -226,6 +226,8 @@ def clean(folders: tuple[Path, ...], yes: bool) -> None:
             click.echo(f"{size(one.num_bytes):>10}  {one.path}  ({one.what})")
         total = size(sum(one.num_bytes for one in freed))
         click.echo(f"{folder}: {total} {'freed' if yes else 'would be freed; delete it with --yes'}")
+        for user in waiting_for_states(folder):
+            click.echo(f"{folder}: states kept for {user}, which took them and has no draft yet")
 
 
 def inspect_draft(name: str) -> None:

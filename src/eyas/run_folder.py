@@ -96,7 +96,7 @@ def check_is_run(folder: Path) -> None:
 
 
 def settings_of(run_dir: Path) -> dict[str, Any]:
-    """Return the settings in a run's own run.yaml, nested as they are written there."""
+    """Return the settings in a run's own run.yaml, nested; relative paths start at the run folder."""
     settings: dict[str, Any] = yaml.safe_load((run_dir / "run.yaml").read_text(encoding="utf-8"))
     return settings
 

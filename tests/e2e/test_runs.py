@@ -113,6 +113,51 @@ def test_another_run_takes_the_stages_that_are_the_same(run_file: Path, tmp_path
     assert "acceptance length, decoded" not in figures
 
 
+def test_a_single_stage_takes_what_comes_before_it_from_the_base(run_file: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    varied = (f"run_dir={other}", f"base_run={run}", "train.num_epochs=2")
+    screen = eyas("train", "-c", run_file, *varied)
+    assert screen.code == 0, screen.err
+    assert {p.name for p in other.iterdir() if p.is_symlink()} == {"prepared", "regenerated", "states"}
+    # What the base does not have is not made in passing.
+    refused = eyas("train", "-c", run_file, *varied, f"run_dir={tmp_path / 'third'}", "data.max_length=90")
+    assert refused.code == 2
+    assert "third/prepared has not finished" in refused.err
+    assert "hint: run: eyas prepare -c" in refused.err
+
+
+def test_a_run_means_the_same_from_another_folder(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, tmp_path / "work")
+    text = (finished / "run.yaml").read_text().replace(f"{finished}/", "")
+    (tmp_path / "work" / "run.yaml").write_text(text)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "work" / "run")
+    for here in ("work", "elsewhere", "work/run"):
+        monkeypatch.chdir(tmp_path / here)
+        run_file = Path(*[".."] * len(Path(here).parts), "work", "run.yaml")
+        screen = eyas("run", "-c", run_file, "evaluate.num_prompts=1")
+        assert screen.code == 0, screen.err
+        assert ("evaluate: already done" in screen.err) == (here != "work")
+        assert "finished" in eyas("status", run_file.parent / "run").out
+        assert "stale" not in eyas("status", "-c", run_file, "evaluate.num_prompts=1").out
+
+
+def test_clean_keeps_states_for_a_run_that_took_them_and_has_no_draft(run_file: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    varied = (f"run_dir={other}", f"base_run={run}", "train.num_epochs=2")
+    assert eyas("train", "-c", run_file, *varied).code == 0
+    states = snapshot(run / "states")
+    said = eyas("clean", run, "--yes").out
+    assert f"states kept for {other}" in said
+    assert snapshot(run / "states") == states
+    assert eyas("export", "-c", run_file, *varied).code == 0
+    assert "states kept" not in eyas("clean", run, "--yes").out
+    assert not list((run / "states" / "train").glob("*.safetensors"))
+
+
 def test_a_run_is_done_again_from_a_stage_on(run_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     kept = snapshot(run / "states")

@@ -10,7 +10,8 @@ from pydantic.fields import FieldInfo
 
 from eyas import registry
 from eyas.config.keys import own_fields, section_of, settings
-from eyas.config.load import LoadedConfig
+from eyas.config.load import OWN_FOLDER, LoadedConfig
+from eyas.config.paths import paths_to
 from eyas.config.schema import DraftSettings, RunConfig, draft_settings_of
 
 
@@ -27,6 +28,7 @@ def to_markdown() -> str:
         "Generated from the schema by `eyas config --markdown`. A run file holds these sections;",
         "on the command line a setting is `SECTION.KEY=VALUE`, the value as in YAML.",
         "`eyas config -c run.yaml` shows a run's values and where each comes from.",
+        "A relative path in a run file starts at its folder; on the command line, at the current folder.",
     ]
     _table("", RunConfig.model_fields, lines)
     for name, info in RunConfig.model_fields.items():
@@ -83,10 +85,17 @@ def _kind(annotation: Any) -> str:
     return names.get(annotation, "mapping")
 
 
-def to_commented_yaml(loaded: LoadedConfig) -> str:
-    """Return the resolved configuration as YAML with each value's origin beside it."""
+def to_commented_yaml(loaded: LoadedConfig, folder: Path | None = None) -> str:
+    """Return the resolved configuration as YAML with each value's origin next to it.
+
+    With ``folder`` it is for the run.yaml of that run folder: relative paths start there.
+    """
     lines: list[str] = []
-    _write(loaded.config.model_dump(mode="json"), loaded, "", "", lines)
+    values = loaded.config.model_dump(mode="json")
+    if folder is not None:
+        paths_to(folder, values)
+        values["run_dir"] = OWN_FOLDER
+    _write(values, loaded, "", "", lines)
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from eyas.config.keys import known_keys
-from eyas.config.paths import expand_paths
+from eyas.config.paths import expand_paths, paths_from, paths_to
 from eyas.config.schema import DraftSettings, RunConfig
 from eyas.config.secrets import refuse_secrets
 from eyas.errors import UserError, did_you_mean
@@ -18,6 +18,7 @@ from eyas.errors import UserError, did_you_mean
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, OverflowError)
 _MOST_VALUES = 10_000
 RUN_FILE = "run.yaml"
+OWN_FOLDER = "."  # run_dir in the run.yaml that a run folder holds
 
 # Settings that had another name before 0.2.
 RENAMED = {
@@ -44,18 +45,22 @@ class LoadedConfig:
     origins: dict[str, Origin]
     arguments: tuple[str, ...] = ()
 
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The settings as a run's records hold them: nested, relative paths from the run folder."""
+        values = self.config.model_dump(mode="json")
+        paths_to(self.config.run_dir, values)
+        return values
+
 
 def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedConfig:
     """Read ``path``, apply ``overrides`` in order, check everything.
 
-    Relative paths in a run file are meant from where the command is run, as in a shell; the run file of a run
-    folder is of that folder, wherever it is.
+    Relative paths in a run file start at its folder, those of ``overrides`` at the current one.
     Raises: UserError naming the key, with the closest known one for an unknown key.
     """
     path, overrides = find_run_file(path, overrides)
-    values: dict[str, Any] = _read(path) if path else {}
-    if path and _is_in_run_folder(path):
-        values["run_dir"] = str(path.parent)  # wherever the folder has been moved to
+    values: dict[str, Any] = read_settings(path) if path else {}
     origins: dict[str, Origin] = {key: "file" for key, _ in flatten(values)}
     for override in overrides:
         key, value = _parse_override(override)
@@ -82,6 +87,21 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> LoadedCon
         origins.setdefault(key, "default")
     file = ("-c", str(path)) if path else ()
     return LoadedConfig(config, origins, (*file, *overrides))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings that a run file holds, nested, its relative paths made relative to here.
+
+    Raises: UserError for a file that is none.
+    """
+    values = _read(path)
+    in_run_folder = _is_in_run_folder(path)
+    # Version 0.1 wrote a run's own file with paths from where its command was run.
+    if not in_run_folder or values.get("run_dir") == OWN_FOLDER:
+        paths_from(path.parent, values)
+    if in_run_folder:
+        values["run_dir"] = str(path.parent)  # wherever the folder has been moved to
+    return values
 
 
 def find_run_file(path: Path | None, words: tuple[str, ...] = ()) -> tuple[Path | None, tuple[str, ...]]:

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from eyas.config.load import RUN_FILE, read_settings
 from eyas.config.schema import RunConfig
 from eyas.engines.info import engine_info
 from eyas.errors import EyasError
 from eyas.plan.measure_rates import VALIDATION_COST
-from eyas.run_folder import FOLDERS, STAGES, read_record, settings_of
+from eyas.run_folder import FOLDERS, STAGES, read_record
 
 
 def earlier_rates(config: RunConfig) -> dict[str, tuple[float, str]]:
@@ -64,7 +65,7 @@ def _is_alike(run_dir: Path, config: RunConfig) -> bool:
     """Whether a run had the settings that rates depend on."""
     if not (run_dir / "run.yaml").is_file():
         return False
-    there, here = settings_of(run_dir), config.model_dump(mode="json")
+    there, here = read_settings(run_dir / RUN_FILE), config.model_dump(mode="json")
     if _draft_of(there) != _draft_of(here):
         return False
     engines = {config.extract.engine, config.regenerate.engine}

@@ -47,10 +47,10 @@ def _evaluate(context: RunContext) -> None:
     inputs = {
         "draft": context.output_of("export"),
         "states": context.output_of("extract"),
-        "evaluate": settings.model_dump(mode="json"),
+        "evaluate": context.loaded.recorded["evaluate"],
     }
     if settings.benchmarks:
-        inputs["benchmarks"] = {name: benchmark_fingerprint(name) for name in settings.benchmarks}
+        inputs["benchmarks"] = [benchmark_fingerprint(name) for name in settings.benchmarks]
     bring_back(context.config.run_dir, inputs)
     context.may_differ |= {"evaluate"}
     if not begin(context, "evaluate", inputs):

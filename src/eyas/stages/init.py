@@ -5,10 +5,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from eyas.config.load import load_config
+from eyas.config.paths import paths_to
 from eyas.errors import UserError
 from eyas.files import atomic_file
 from eyas.plan.parallel import tensor_parallel
@@ -91,12 +93,18 @@ def init(
     if gpus is None:
         gpus = int(_ask("gpus", "How many GPUs may be used?", str(num_gpus_here())))
     name = re.sub(r"[^a-z0-9.]+", "-", target.rsplit("/", 1)[-1].removeprefix("demo:").lower()).strip("-")
+    written: dict[str, Any] = {
+        "target": {"model": target},
+        "data": {"sources": list(data)},
+        "run_dir": run_dir,
+    }
+    paths_to(output.parent, written)
     text = _TEMPLATE.format(
         output=output,
-        run_dir=json.dumps(run_dir or f"runs/{name}"),
-        target=json.dumps(target),
+        run_dir=json.dumps(written["run_dir"] or f"runs/{name}"),
+        target=json.dumps(written["target"]["model"]),
         target_note="" if gpus else _CPU_TARGET,
-        sources=json.dumps(list(data)),
+        sources=json.dumps(written["data"]["sources"]),
         max_length=2048 if gpus else 512,
         max_new_tokens=512 if gpus else 96,
         regenerate=_GPU_REGENERATE if gpus else "  batch_size: 64\n",

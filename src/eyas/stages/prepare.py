@@ -58,7 +58,7 @@ def new_renderer(context: RunContext) -> ChatRenderer:
 def _inputs(context: RunContext) -> dict[str, Any]:
     config, spec = context.config, context.spec
     return {
-        "data": config.data.model_dump(mode="json", exclude={"max_drop_share"}),
+        "data": {k: v for k, v in context.loaded.recorded["data"].items() if k != "max_drop_share"},
         "sources": [source_fingerprint(path) for path, _ in config.data.weighted_sources],
         "seed": config.seed,
         "regenerate": {"enabled": config.regenerate.enabled},

@@ -13,7 +13,7 @@ from eyas.progress import Screen, current_screen, on_screen, say
 from eyas.progress_displays import JsonLines, StatusFile
 from eyas.progress_terminal import Checklist, Terminal
 from eyas.report.page import print_summary
-from eyas.run_folder import FOLDERS, put_in_place, redo_folder
+from eyas.run_folder import FOLDERS, STAGES, put_in_place, redo_folder
 from eyas.run_process import kept_files, progress_path, recorded, restore_files
 from eyas.stages.check_settings import check_settings
 from eyas.stages.evaluate import evaluate
@@ -21,7 +21,7 @@ from eyas.stages.export import export
 from eyas.stages.extract import extract
 from eyas.stages.prepare import prepare
 from eyas.stages.regenerate import regenerate
-from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted, report_path
+from eyas.stages.run_context import RunContext, facts_of, finished_run, interrupted, num_held_out, report_path
 from eyas.stages.train import train
 from eyas.train.validation import check_held_out
 
@@ -63,7 +63,7 @@ def run(context: RunContext, as_json: bool = False, summary: bool = True) -> Non
             for name in stages:
                 _run_shown(context, name)
                 if name in ("prepare", "extract"):
-                    check_held_out(_num_held_out(context))
+                    check_held_out(num_held_out(context))
             finished, page = finished_run(context), report_path(context)
     except UserError:
         if not context.began:  # refused at its start: nothing has changed
@@ -77,11 +77,6 @@ def run(context: RunContext, as_json: bool = False, summary: bool = True) -> Non
         if summary:
             print_summary(finished)
         say(f"report: {page}")
-
-
-def _num_held_out(context: RunContext) -> int:
-    counts = facts_of(context, "prepare")["counts"]
-    return int(counts.get("held_out_conversations") or counts.get("held_out_samples", 0))
 
 
 @contextmanager
@@ -127,10 +122,20 @@ def run_stage(context: RunContext, name: str) -> None:
             run_dir.rmdir()
 
 
+def _take_earlier_stages(context: RunContext, name: str) -> None:
+    """Let the stages before one take what ``base_run`` has of them, as ``run`` does when it comes to them."""
+    if context.config.base_run is not None:
+        for earlier in stages_of(context):
+            if STAGES.index(earlier) < STAGES.index(name) and not facts_of(context, earlier):
+                context.only_taken = earlier
+                STAGE_FUNCTIONS[earlier](context)
+
+
 def _run_locked(context: RunContext, name: str, new_run: bool) -> None:
     main = context.config.run_dir / FOLDERS[name]
     existed = {folder for folder in (main, redo_folder(main)) if folder.exists()}
     try:
+        _take_earlier_stages(context, name)
         STAGE_FUNCTIONS[name](context)
     except BaseException as error:
         interrupted(context, name)

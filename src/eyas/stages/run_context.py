@@ -14,6 +14,7 @@ from typing import Any
 from eyas import registry
 from eyas.config.explain import to_commented_yaml
 from eyas.config.load import LoadedConfig, flatten
+from eyas.config.paths import paths_from
 from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
 from eyas.drafters.layers_read import captured_by_default, layers_read
@@ -58,6 +59,8 @@ class RunContext:
     # Stages that are done again whatever exists, and those that are when they were made from other inputs.
     fresh: frozenset[str] = frozenset()
     may_differ: frozenset[str] = frozenset()
+    # The stage that may be taken from another run, but not worked on: a later one was asked for.
+    only_taken: str | None = None
     # Where each stage works in this process; it takes the stage's own folder when it is complete.
     at_work: dict[str, Path] = field(default_factory=dict)
     # When each stage began to work in this process, for the time it took (seconds of a monotonic clock).
@@ -205,7 +208,7 @@ class RunContext:
 
     def states(self) -> dict[str, StageState]:
         """Return how far each stage is, and whether its output is still what these settings ask for."""
-        return stage_states(self.records(), self.config.model_dump(mode="json"))
+        return stage_states(self.records(), self.loaded.recorded)
 
     def output_of(self, stage: str) -> str:
         """Return the fingerprint of what an earlier stage wrote.
@@ -220,11 +223,16 @@ class RunContext:
                 hint=f"run: eyas {stage} --fresh {shlex.join(self.loaded.arguments)}",
             )
         if record is None or state.state != "done":
-            raise UserError(
-                f"{self.folder(stage)} has not finished",
-                hint=f"run: eyas {stage} {shlex.join(self.loaded.arguments)}",
-            )
+            raise not_finished(self, stage)
         return str(record["output"])
+
+
+def not_finished(context: RunContext, stage: str) -> UserError:
+    """Return the error of a stage that needs the output of an earlier one."""
+    return UserError(
+        f"{context.folder(stage)} has not finished",
+        hint=f"run: eyas {stage} {shlex.join(context.loaded.arguments)}",
+    )
 
 
 def begin(
@@ -239,6 +247,8 @@ def begin(
     base = context.config.base_run
     if base is not None and stage in SHARED and link_to_base(folder, base / FOLDERS[stage], inputs):
         say(f"{stage}: taken from {base}")
+    elif context.only_taken == stage:
+        raise not_finished(context, stage)
     at = begin_record(
         folder,
         stage,
@@ -261,7 +271,7 @@ def begin(
     if changed:
         say(f"{stage}: earlier stages keep what they were made with: {', '.join(changed)}")
     with atomic_file(context.config.run_dir / "run.yaml") as beside:
-        beside.write_text(to_commented_yaml(loaded), encoding="utf-8")
+        beside.write_text(to_commented_yaml(loaded, context.config.run_dir), encoding="utf-8")
     return True
 
 
@@ -276,11 +286,12 @@ def as_made(
     context: RunContext, records: Mapping[str, Any], stages: Sequence[str] = STAGES
 ) -> tuple[LoadedConfig, list[str]]:
     """Return the settings with those that the finished ``stages`` were made with, and which that changed."""
-    values, changed = settings_as_made(context.config.model_dump(mode="json"), records, stages)
+    values, changed = settings_as_made(context.loaded.recorded, records, stages)
     if not changed:
         return context.loaded, []
     origins = context.loaded.origins | dict.fromkeys(changed, "the run")
-    config = RunConfig.model_validate(values)
+    paths_from(context.config.run_dir, values)
+    config = RunConfig.model_validate(values | {"run_dir": context.config.run_dir})
     for key, _ in flatten(config.model_dump(mode="json")):
         origins.setdefault(key, "the run")
     return dataclasses.replace(context.loaded, config=config, origins=origins), changed
@@ -328,6 +339,12 @@ def facts_of(context: RunContext, stage: str) -> dict[str, Any]:
     """Return a finished stage's record."""
     record = read_record(context.folder(stage))
     return record or {}
+
+
+def num_held_out(context: RunContext) -> int:
+    """Return how many conversations are kept to measure on, or samples where they came tokenized."""
+    counts = facts_of(context, "prepare")["counts"]
+    return int(counts.get("held_out_conversations") or counts.get("held_out_samples", 0))
 
 
 def finished_run(context: RunContext) -> FinishedRun:

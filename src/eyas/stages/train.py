@@ -36,7 +36,7 @@ def train(context: RunContext) -> None:
     settings = config.train
     inputs = {
         "states": context.output_of("extract"),
-        "draft": config.draft.model_dump(mode="json"),
+        "draft": context.loaded.recorded["draft"],
         "train": settings.model_dump(mode="json", exclude=MACHINE_SETTINGS | {"save_every"}),
         "seed": config.seed,
     }

@@ -15,7 +15,7 @@ RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_loads(path: Path) -> None:
-    assert load_config(path).config.run_dir.parts[0] == "runs"
+    assert load_config(path).config.run_dir.parent == path.parents[1] / "runs"
 
 
 def test_the_recipe_for_kimi_captures_what_older_scripts_called_2_30_58_60() -> None:

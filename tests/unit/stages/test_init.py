@@ -16,8 +16,10 @@ def test_a_file_for_a_cpu_and_one_for_gpus_are_valid_and_differ(tmp_path: Path) 
     init("demo:smollm2-135m-instruct", ["a.jsonl", "b.jsonl"], 0, None, tmp_path / "cpu.yaml")
     init("meta-llama/Llama-3.1-8B-Instruct", ["a.jsonl"], 4, "runs/mine", tmp_path / "gpu.yaml")
     cpu, gpu = (load_config(tmp_path / name).config for name in ("cpu.yaml", "gpu.yaml"))
-    assert (cpu.run_dir, gpu.run_dir) == (Path("runs/smollm2-135m-instruct"), Path("runs/mine"))
-    assert cpu.data.sources == ("a.jsonl", "b.jsonl")
+    # What is given starts here, and so it does in the file, which lies elsewhere.
+    assert cpu.run_dir == tmp_path / "runs/smollm2-135m-instruct"
+    assert gpu.run_dir == Path("runs/mine").absolute()
+    assert cpu.data.sources == tuple(str(Path(name).absolute()) for name in ("a.jsonl", "b.jsonl"))
     assert (cpu.extract.engine, gpu.extract.engine) == ("transformers", "vllm")
     assert (gpu.vllm.tensor_parallel_size, gpu.train.num_gpus) == (1, 4), (
         "the size of the target is not known here"
@@ -33,7 +35,7 @@ def test_names_with_quotes_and_spaces_are_kept(tmp_path: Path) -> None:
     init('/models/my "model"', ["my data.jsonl"], 0, None, tmp_path / "run.yaml")
     config = load_config(tmp_path / "run.yaml").config
     assert config.target.model == '/models/my "model"'
-    assert config.data.sources == ("my data.jsonl",)
+    assert config.data.sources == (str(Path("my data.jsonl").absolute()),)
 
 
 def test_what_is_missing_is_asked_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,4 +103,11 @@ def test_fresh_mends_a_damaged_record(context: RunContext) -> None:
 
 def test_the_resolved_configuration_is_beside_the_work(context: RunContext) -> None:
     do(context, {"a": 1})
-    assert load_config(context.config.run_dir / "run.yaml").config == context.config
+    written = (context.config.run_dir / "run.yaml").read_text()
+    assert 'run_dir: "."' in written
+    read = load_config(context.config.run_dir / "run.yaml").config
+    assert read.run_dir == context.config.run_dir
+    assert [Path(path).resolve() for path, _ in read.data.weighted_sources] == [
+        Path(path).resolve() for path, _ in context.config.data.weighted_sources
+    ]
+    assert read.model_copy(update={"data": None}) == context.config.model_copy(update={"data": None})
