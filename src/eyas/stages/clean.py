@@ -31,6 +31,16 @@ def freed_by(run_dir: Path) -> list[Freed]:
     return [Freed(path, what, bytes_in(path)) for path, what in _freed(run_dir)]
 
 
+def waiting_for_states(run_dir: Path) -> list[Path]:
+    """Return the runs next to this one that took its states (``base_run``) and have no draft yet."""
+    states = (run_dir / FOLDERS["extract"]).resolve()
+    links = run_dir.absolute().parent.glob(f"*/{FOLDERS['extract']}")
+    users = [
+        run_dir.parent / p.parent.name for p in sorted(links) if p.is_symlink() and p.resolve() == states
+    ]
+    return [user for user in users if stage_states(records_of(user))["export"].state != "done"]
+
+
 def clean(run_dir: Path) -> list[Freed]:
     """Free it, as the run's only writer. Raises: UserError while another process is working on the run."""
     refuse_second(run_dir)
@@ -48,7 +58,7 @@ def _freed(run_dir: Path) -> Iterator[tuple[Path, str]]:
             yield redone, "unfinished work of --fresh"
     trained = states["export"] == "done"  # what comes after needs the held-out states alone
     extracted, checkpoints = run_dir / FOLDERS["extract"], run_dir / FOLDERS["train"]
-    if trained and not extracted.is_symlink():
+    if trained and not extracted.is_symlink() and not waiting_for_states(run_dir):
         for shard in sorted((extracted / "train").glob("*.safetensors")):
             yield shard, "states of the training samples; eyas extract captures them again"
     if trained and not checkpoints.is_symlink():
