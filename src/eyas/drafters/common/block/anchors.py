@@ -55,14 +55,17 @@ class BlockPlan:
         """Return the plan of a block at every position at which serving could start a round."""
         teachers = self.startable.nonzero().flatten()
         depths = self.runs[teachers].clamp(max=num_predictions)
-        return self._with(self.supervised[teachers], teachers, depths)
+        spans = _spans(teachers.cpu().numpy(), depths.cpu().numpy())
+        return self._with(self.supervised[teachers], teachers, depths, spans)
 
     def part(self, chosen: slice) -> "BlockPlan":
-        """Return the plan of some of its blocks."""
-        return self._with(self.anchors[chosen], self.teachers[chosen], self.depths[chosen])
+        """Return the plan of some of its blocks, without a wait for the device."""
+        tensors = self.anchors[chosen], self.teachers[chosen], self.depths[chosen]
+        return self._with(*tensors, self.spans[chosen])
 
-    def _with(self, anchors: torch.Tensor, teachers: torch.Tensor, depths: torch.Tensor) -> "BlockPlan":
-        spans = _spans(teachers.cpu().numpy(), depths.cpu().numpy())
+    def _with(
+        self, anchors: torch.Tensor, teachers: torch.Tensor, depths: torch.Tensor, spans: np.ndarray
+    ) -> "BlockPlan":
         return BlockPlan(
             anchors,
             teachers,

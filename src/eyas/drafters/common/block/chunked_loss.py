@@ -13,18 +13,17 @@ import torch
 
 from eyas.drafters.common.block.loss import BlockLosses, BlockTargets, LossMix, prediction_weights
 
-# Gives the targets of some of the blocks.
-TargetsOf = Callable[[slice], BlockTargets]
+# Holds the logits [c, K, W] of some of the blocks to the teacher: their losses, what they were held to, and the
+# gradient of the loss with respect to the logits, which it may write over them.
+Hold = Callable[[torch.Tensor, slice], tuple[BlockLosses, BlockTargets, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What does not change from chunk to chunk. ``head`` [W, D] is frozen; ``scale`` multiplies logits."""
+    """What does not change from chunk to chunk. ``head`` [W, D] is frozen."""
 
     head: torch.Tensor
-    scale: float
-    mix: LossMix
-    targets_of: TargetsOf
+    hold: Hold
     chunk_blocks: int
 
 
@@ -62,14 +61,11 @@ class _ChunkedLoss(torch.autograd.Function):
             logits = rows @ job.head.T
             if transition is not None and markov is not None:
                 logits.addmm_(transition[here].flatten(0, 1), markov.T)
-            if job.scale != 1.0:
-                logits *= job.scale
-            targets = job.targets_of(here)
-            losses, gradient = losses_and_gradient(logits.unflatten(0, (-1, predictions)), targets, job.mix)
+            losses, targets, gradient = job.hold(logits.unflatten(0, (-1, predictions)), here)
             loss += losses.loss
             ce[here], best[here], overlap[here] = losses.ce, losses.best, losses.overlap
             label[here], judged[here], labeled[here] = targets.label, targets.is_judged, targets.is_labeled
-            gradient = gradient.flatten(0, 1) * job.scale
+            gradient = gradient.flatten(0, 1)
             of_normed[here] = (gradient @ job.head).unflatten(0, (-1, predictions))
             if transition is not None and markov is not None:
                 assert of_transition is not None
@@ -95,9 +91,12 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def losses_and_gradient(
-    logits: torch.Tensor, targets: BlockTargets, mix: LossMix
+    logits: torch.Tensor, scale: float, targets: BlockTargets, mix: LossMix
 ) -> tuple[BlockLosses, torch.Tensor]:
-    """Return what ``block_losses`` does, and the gradient of its loss with respect to logits [n, K, W]."""
+    """Return what ``block_losses`` does of logits [n, K, W] times ``scale``, and its gradient with respect to
+    the logits."""
+    if scale != 1.0:
+        logits *= scale
     log_q = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     ce = -log_q.gather(-1, targets.label[..., None]).squeeze(-1)
     weights = prediction_weights(ce, targets, mix).masked_fill(~targets.is_labeled, 0.0)
@@ -119,4 +118,4 @@ def losses_and_gradient(
         overlap = torch.minimum(p * targets.mass[..., None], q).sum(-1)
     gradient *= weights[..., None]
     losses = BlockLosses((weights * of_prediction).sum(), ce, logits.argmax(-1), overlap)
-    return losses, gradient.to(logits.dtype)
+    return losses, gradient.to(logits.dtype) * scale

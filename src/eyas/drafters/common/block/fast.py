@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from eyas.drafters.common.block.anchors import BlockPlan
-from eyas.drafters.common.block.chunked_loss import Job, chunked_losses
+from eyas.drafters.common.block.chunked_loss import Job, chunked_losses, losses_and_gradient
 from eyas.drafters.common.block.flex import FlexBlockAttention
 from eyas.drafters.common.block.judge import BlockJudge
-from eyas.drafters.common.block.loss import LossMix
+from eyas.drafters.common.block.loss import BlockLosses, BlockTargets, LossMix
 from eyas.drafters.common.block.objective import CHUNK_ROWS, Batch, BlockObjective, FurtherLoss, MakeAttend
 
 
@@ -56,15 +56,21 @@ class FastBlockObjective(BlockObjective):
     def hold(self, batch: Batch, plan: BlockPlan, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         previous = self.previous(batch, plan)
         transition, markov = self.draft.bias_parts(previous)
-        job = Job(
-            head=self.judge.rows,
-            scale=self.draft.config.logit_scale,
-            mix=self.mix,
-            targets_of=lambda here: self.judge.targets(
-                batch.last, plan.part(here), self.num_predictions, self.needs_distribution
-            ),
-            chunk_blocks=self.chunk_blocks,
-        )
+        scale, k = self.draft.config.logit_scale, self.num_predictions
+
+        def hold(logits: torch.Tensor, here: slice) -> tuple[BlockLosses, BlockTargets, torch.Tensor]:
+            part = plan.part(here)
+            if logits.is_cuda:
+                from eyas.drafters.common.block.fused_loss import fused_losses_
+
+                return fused_losses_(
+                    logits, scale, self.judge, batch.last, part, self.mix, self.needs_distribution
+                )
+            targets = self.judge.targets(batch.last, part, k, self.needs_distribution)
+            losses, gradient = losses_and_gradient(logits, scale, targets, self.mix)
+            return losses, targets, gradient
+
+        job = Job(self.judge.rows, hold, self.chunk_blocks)
         losses, targets = chunked_losses(normed, transition, markov, job)
         return self.sums_of(normed, previous, losses, targets)
 
