@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from block_cases import DSPARK_LOSS, make_block_case
+from eyas.drafters.common.block.attention import BlockPlaces, PlainBlockAttention
 from eyas.drafters.common.block.chunked_loss import losses_and_gradient
+from eyas.drafters.common.block.fast import FastBlockObjective
 from eyas.drafters.common.block.judge import BlockJudge
 from eyas.drafters.common.block.loss import LossMix
 
@@ -81,3 +83,47 @@ def test_the_first_of_several_equal_logits_is_the_best() -> None:
     lse, best = log_sum_exp(logits, 0.5)
     assert best.tolist() == [77, 1, 0]
     torch.testing.assert_close(lse, torch.logsumexp(logits * 0.5, -1))
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_layers_and_their_gradients_are_the_plain_ones(name: str) -> None:
+    from eyas.drafters.common.block.fused_layers import fused_blocks, fused_context
+
+    case = make_block_case(name, head_dim=12, heads=6, kv_heads=3, width=36)
+    batch, plan = case.batch.to(torch.device(DEVICE)), case.plan.each(lambda tensor: tensor.to(DEVICE))
+    draft = case.draft.to(DEVICE)
+    positions = batch.positions[plan.anchors]
+    places = BlockPlaces(batch.documents, batch.positions, batch.documents[plan.anchors], positions)
+    attend = PlainBlockAttention(draft.config, places)
+    found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
+    for is_fused in (False, True):
+        if is_fused:
+            context = fused_context(draft, batch.aux, batch.positions)
+            normed = fused_blocks(draft, batch.tokens[plan.anchors], positions, context, attend)
+        else:
+            context = draft.context(batch.aux, batch.positions)
+            normed = draft(batch.tokens[plan.anchors], positions, context, attend)
+        torch.manual_seed(0)
+        normed.backward(torch.randn(normed.shape).to(DEVICE))
+        touched = {n: p.grad for n, p in draft.trainable().items() if p.grad is not None}
+        found.append((normed.detach(), touched))
+        draft.zero_grad(set_to_none=True)
+    (expected, wanted), (normed, gradients) = found
+    torch.testing.assert_close(normed, expected, rtol=1e-4, atol=1e-5)
+    assert gradients.keys() == wanted.keys()
+    for parameter, gradient in gradients.items():
+        distance = (gradient - wanted[parameter]).norm() / wanted[parameter].norm()
+        assert distance < 1e-5, parameter
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="test_block_training.py runs the whole path on a GPU")
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_the_path_of_kernels_gives_the_plain_sums_and_gradients(name: str) -> None:
+    case, other = (make_block_case(name, lengths=(9, 14), num_layers=1, num_anchors=3) for _ in range(2))
+    plain = case.objective()
+    fast = other.objective(FastBlockObjective, make_attend=PlainBlockAttention, chunk_rows=8)
+    fast.uses_kernels = True
+    torch.testing.assert_close(fast.backward(other.batch), plain.backward(case.batch), rtol=1e-5, atol=1e-5)
+    found = other.draft.trainable()
+    for parameter, master in case.draft.trainable().items():
+        assert (found[parameter].grad - master.grad).norm() < 1e-5 * master.grad.norm() + 1e-9, parameter

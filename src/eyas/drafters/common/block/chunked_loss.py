@@ -13,8 +13,8 @@ import torch
 
 from eyas.drafters.common.block.loss import BlockLosses, BlockTargets, LossMix, prediction_weights
 
-# Holds the logits [c, K, W] of some of the blocks to the teacher: their losses, what they were held to, and the
-# gradient of the loss with respect to the logits, which it may write over them.
+# Holds the logits [c, K, W] of some of the blocks to the teacher: their losses, what they were held to, and
+# the gradient of the loss with respect to the logits, which it may write over them.
 Hold = Callable[[torch.Tensor, slice], tuple[BlockLosses, BlockTargets, torch.Tensor]]
 
 

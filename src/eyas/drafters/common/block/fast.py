@@ -1,6 +1,9 @@
-"""The path for GPUs: flex attention, a loss fused with its gradient, bf16 copies of fp32 masters."""
+"""The path for GPUs: flex attention, layers and a loss by kernels, bf16 copies of fp32 masters.
 
-from collections.abc import Mapping
+Without a GPU the same path takes the plain twins of the kernels.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +14,7 @@ from eyas.drafters.common.block.chunked_loss import Job, chunked_losses, losses_
 from eyas.drafters.common.block.flex import FlexBlockAttention
 from eyas.drafters.common.block.judge import BlockJudge
 from eyas.drafters.common.block.loss import BlockLosses, BlockTargets, LossMix
+from eyas.drafters.common.block.model import BlockAttend, KeysValues
 from eyas.drafters.common.block.objective import CHUNK_ROWS, Batch, BlockObjective, FurtherLoss, MakeAttend
 
 
@@ -34,6 +38,7 @@ class FastBlockObjective(BlockObjective):
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
         super().__init__(draft, judge, mix, dtype, device, further, make_attend, chunk_rows)
+        self.uses_kernels = device.type == "cuda"
         draft.lm_head.weight = nn.Parameter(judge.rows, requires_grad=False)
         self.copies: Mapping[torch.Tensor, torch.Tensor] | None = None
         if not sharded:
@@ -53,6 +58,26 @@ class FastBlockObjective(BlockObjective):
         """Everything is in the compute dtype already, except what is in fp32 on purpose."""
         return torch.autocast(self._device.type, enabled=False)
 
+    def context(self, batch: Batch) -> list[KeysValues]:
+        if not self.uses_kernels:
+            return super().context(batch)
+        from eyas.drafters.common.block.fused_layers import fused_context
+
+        return fused_context(self.draft, batch.aux, batch.positions)
+
+    def layers(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        context: Sequence[KeysValues],
+        attend: BlockAttend,
+    ) -> torch.Tensor:
+        if not self.uses_kernels:
+            return super().layers(tokens, positions, context, attend)
+        from eyas.drafters.common.block.fused_layers import fused_blocks
+
+        return fused_blocks(self.draft, tokens, positions, context, attend)
+
     def hold(self, batch: Batch, plan: BlockPlan, normed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         previous = self.previous(batch, plan)
         transition, markov = self.draft.bias_parts(previous)
@@ -60,7 +85,7 @@ class FastBlockObjective(BlockObjective):
 
         def hold(logits: torch.Tensor, here: slice) -> tuple[BlockLosses, BlockTargets, torch.Tensor]:
             part = plan.part(here)
-            if logits.is_cuda:
+            if self.uses_kernels:
                 from eyas.drafters.common.block.fused_loss import fused_losses_
 
                 return fused_losses_(

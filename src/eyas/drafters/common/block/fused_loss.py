@@ -38,9 +38,7 @@ def fused_losses_(
     of_label = flat.gather(1, targets.label.view(-1, 1)).squeeze(1).float() * scale
     ce = (lse - of_label).view_as(targets.label)
     weights = prediction_weights(ce, targets, mix).masked_fill(~targets.is_labeled, 0.0)
-    sums = gradient_(
-        flat, lse, targets.label.flatten(), weights.flatten().contiguous(), scale, mix, teacher
-    )
+    sums = gradient_(flat, lse, targets.label.flatten(), weights.flatten().contiguous(), scale, mix, teacher)
     of_prediction, overlap = mix.ce * ce, torch.full_like(ce, float("nan"))
     if sums is not None:
         of_prediction = of_prediction + mix.kl * sums.kl.view_as(ce) + mix.l1 * sums.l1.view_as(ce)

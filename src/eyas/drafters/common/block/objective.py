@@ -108,7 +108,7 @@ class BlockObjective(AutogradObjective):
         plan = batch.plan.of_rounds(self.num_predictions)
         accepted = [torch.zeros(0, dtype=torch.long, device=batch.tokens.device)]
         with self.autocast():
-            context = self.draft.context(batch.aux, batch.positions)
+            context = self.context(batch)
             for part in _parts(plan, _CHUNK_BLOCKS):
                 normed = self.blocks(batch, part, context)
                 for chunk in self.chunks(batch, part, normed):
@@ -124,7 +124,7 @@ class BlockObjective(AutogradObjective):
         total = torch.zeros((), device=batch.tokens.device)
         sums = torch.zeros(self.num_sums, dtype=torch.float64, device=batch.tokens.device)
         if len(plan.spans):
-            normed = self.blocks(batch, plan, self.draft.context(batch.aux, batch.positions))
+            normed = self.blocks(batch, plan, self.context(batch))
             total, sums = self.hold(batch, plan, normed)
         sums[0] = total.detach()
         sums[-1] = plan.num_supervised
@@ -135,7 +135,22 @@ class BlockObjective(AutogradObjective):
         positions = batch.positions[plan.anchors]
         places = BlockPlaces(batch.documents, batch.positions, batch.documents[plan.anchors], positions)
         attend = self.make_attend(self.draft.config, places)
-        normed: torch.Tensor = self.draft(batch.tokens[plan.anchors], positions, context, attend)
+        return self.layers(batch.tokens[plan.anchors], positions, context, attend)
+
+    def context(self, batch: Batch) -> list[KeysValues]:
+        """Return each layer's keys and values of the batch's rows."""
+        keys_values: list[KeysValues] = self.draft.context(batch.aux, batch.positions)
+        return keys_values
+
+    def layers(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        context: Sequence[KeysValues],
+        attend: BlockAttend,
+    ) -> torch.Tensor:
+        """Return what the draft makes of blocks whose anchors [n] these are."""
+        normed: torch.Tensor = self.draft(tokens, positions, context, attend)
         return normed
 
     def previous(self, batch: Batch, plan: BlockPlan) -> torch.Tensor:
