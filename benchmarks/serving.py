@@ -109,7 +109,8 @@ def measure(options: Namespace, target: Path, draft: Path, k: int, out: Connecti
     llm = start_engine(options, target, draft, k)
     note(f"K = {k}: engine started in {time.perf_counter() - started:.0f} s")
     rng = np.random.default_rng(0)
-    run_batch(llm, rng, min(4, max(options.concurrency)), options, max_tokens=min(64, options.max_tokens))
+    for concurrency in options.concurrency:  # what is compiled for a shape is paid here
+        run_batch(llm, rng, concurrency, options, max_tokens=min(64, options.max_tokens))
     for concurrency in options.concurrency:
         out.send(measure_point(llm, rng, concurrency, k, options))
     out.close()

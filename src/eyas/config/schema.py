@@ -310,6 +310,17 @@ class EvaluateSettings(Section):
     temperatures: tuple[float, ...] = Field(
         (0.0,), description="sampling temperatures that are served; 0 always is"
     )
+    timed_rounds: PositiveInt = Field(
+        3, description="times that all prompts are served at each concurrency and rate; medians are reported"
+    )
+    request_rates: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (), description="requests a second that arrive whether or not earlier ones are answered, e.g. [4, 16]"
+    )
+    baselines: tuple[str, ...] = Field(
+        (),
+        description="what drafts without training, served for comparison: ngram, suffix, mtp (the target's "
+        "own heads), draft_model:FOLDER",
+    )
 
 
 class RunConfig(Section):

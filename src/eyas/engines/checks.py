@@ -9,7 +9,17 @@ from eyas.engines.info import EngineInfo, engine_info, engines_that
 from eyas.errors import UserError
 
 # What only an engine that serves reads; the decoder of this process is greedy, one request at a time.
-_SERVED_ONLY = ("benchmarks", "sweep_draft_tokens", "concurrency", "temperatures")
+_SERVED_ONLY = (
+    "benchmarks",
+    "sweep_draft_tokens",
+    "concurrency",
+    "temperatures",
+    "timed_rounds",
+    "request_rates",
+    "baselines",
+)
+# What a running server, with one draft and answers that do not stream, cannot tell.
+_ENGINE_ONLY = ("request_rates", "baselines")
 
 
 def check_abilities(config: RunConfig) -> None:
@@ -46,6 +56,13 @@ def check_endpoint(config: RunConfig) -> None:
 
 def check_evaluation(settings: EvaluateSettings) -> None:
     """Raises: UserError for settings that nothing would read without an engine that serves."""
+    if settings.endpoint is not None:
+        if asked := [name for name in _ENGINE_ONLY if getattr(settings, name)]:
+            raise UserError(
+                f"evaluate.{asked[0]} is measured in an engine that eyas starts, not at evaluate.endpoint",
+                hint="set evaluate.engine=vllm instead of the endpoint",
+            )
+        return
     if is_served(settings):
         return
     able = " or ".join(info.name for info in engines_that(lambda info: info.decoder))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.spec_decode_metrics import SpecCounters
@@ -11,12 +11,16 @@ from eyas.types import Completion
 
 @dataclass
 class Served:
-    """``seconds`` is the time from the first request to the last answer; latencies are one a request."""
+    """``seconds`` is the time from the first request to the last answer; latencies are one a request.
+
+    First tokens and the times between later outputs are empty where an engine does not say them.
+    """
 
     answers: dict[str, Completion] = field(default_factory=dict)
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)
+    inter_token_s: list[float] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -37,3 +41,16 @@ class Decoder(Protocol):
     def counters(self) -> SpecCounters: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class OpenLoopDecoder(Decoder, Protocol):
+    """A decoder that requests can be sent to at given times, and that says when each output came."""
+
+    @property
+    def runner(self) -> str | None:
+        """Which of the engine's model runners computes; None where there is one, or it is not known."""
+
+    def answer_at(self, prompts: Sequence[Prompt], arrivals_s: Sequence[float], sampling: Sampling) -> Served:
+        """Answer every prompt, each sent at its time after the start; times count from the arrival."""
+        ...

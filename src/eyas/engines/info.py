@@ -139,14 +139,22 @@ class EngineInfo:
         """Return a ``Decoder`` of the target in ``folder``.
 
         ``settings`` hold ``draft`` (folder or None), ``num_draft_tokens``, ``max_length`` and
-        ``max_concurrency``; the class also gets ``kind``, the file of the draft's kind for this engine.
+        ``max_concurrency``; the class also gets ``kind``: what ``settings`` name (a baseline), else the file
+        of the draft's kind for this engine.
         """
         assert self.decoder is not None
         if self.section is not None:
             settings["settings"] = getattr(config, self.section)
-        settings["kind"] = self.draft_file(config.draft.architecture)
+        settings.setdefault("kind", self.draft_file(config.draft.architecture))
         trust = config.target.trust_remote_code
         return registry.load(self.decoder)(folder, spec, trust_remote_code=trust, **settings)
+
+    def baseline(self, name: str, target: Path, spec: "TargetSpec") -> Any:
+        """Return what stands for a draft's kind where ``name`` of evaluate.baselines drafts instead.
+
+        Raises: UserError for what this engine cannot draft with here.
+        """
+        raise UserError(f"{self.title} has no baselines", hint="leave evaluate.baselines out")
 
     def in_actor(self, config: "RunConfig") -> "RunConfig":
         """Return the settings with which it starts within an actor of Ray."""

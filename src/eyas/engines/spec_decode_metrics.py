@@ -38,6 +38,13 @@ class SpecCounters:
             at = tuple(a - b for a, b in zip(self.accepted_at, earlier, strict=True))
         return SpecCounters(self.rounds - before.rounds, accepted, at)
 
+    def __add__(self, other: "SpecCounters") -> "SpecCounters":
+        accepted = None if self.accepted is None else self.accepted + (other.accepted or 0)
+        at = None
+        if self.accepted_at is not None and other.accepted_at is not None:
+            at = tuple(a + b for a, b in zip(self.accepted_at, other.accepted_at, strict=True))
+        return SpecCounters(self.rounds + other.rounds, accepted, at)
+
     def lengths(self, num_tokens: int, num_answers: int) -> tuple[float, float]:
         """Return the acceptance length of answers of ``num_tokens`` in all, as bounds (low, high).
 

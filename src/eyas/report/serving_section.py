@@ -17,10 +17,20 @@ def served_rows(served: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of the summary table that the engine's figures fill."""
     rows = [("served by", served["engine"])]
     for point in served["points"]:
-        name = f"K = {point['num_draft_tokens']}" if point["num_draft_tokens"] else "the target alone"
-        speed = f"{point['tokens_per_s']:,.1f} tokens/s, {point['latency_s']:.2f} s a request"
+        speed = f"{point['tokens_per_s']:,.1f} tokens/s{_spread(point)}"
         gain = f", {point['speed_up']:.2f} times as fast" if point["speed_up"] else ""
-        rows.append((_conditions(point), f"{name}: {speed}{gain}"))
+        rows.append(
+            (_conditions(point), f"{_name(point)}: {speed}, {point['latency_s']:.2f} s a request{gain}")
+        )
+    for point in served.get("arrivals", ()):
+        first = f"first token {_ms(point['first_token_s'])}, p99 {_ms(point['first_token_p99_s'])}"
+        later = f"between outputs {_ms(point['inter_token_s'])}, p99 {_ms(point['inter_token_p99_s'])}"
+        rate = f"{point['requests_per_s']:g} arrive a second"
+        rows.append((rate, f"{_name(point)}: {first}; {later}; {point['tokens_per_s']:,.1f} tokens/s"))
+    runners = served.get("runners", {})
+    if len(set(runners.values())) > 1:
+        names = (f"{_served_as(name)}: {runner or 'unknown'}" for name, runner in runners.items())
+        rows.append(("model runner", ", ".join(names)))
     for row in served["categories"]:
         name = row["suite"] if row["category"] == "all" else f"{row['suite']}, {row['category']}"
         length = f"acceptance length {_bounds(row['acceptance_length'])}"
@@ -65,8 +75,7 @@ def served_charts(served: Mapping[str, Any]) -> list[tuple[str, dict[str, list[t
             lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
             for p in points:
                 if p[key] is not None:
-                    k = p["num_draft_tokens"]
-                    lines[f"K = {k}" if k else "target alone"].append((p["concurrency"], p[key]))
+                    lines[_name(p)].append((p["concurrency"], p[key]))
             if any(len(line) > 1 for line in lines.values()):
                 charts.append((f"{title}, temperature {temperature:g}", dict(lines), unit))
     return charts
@@ -79,6 +88,34 @@ def served_lengths(served: Mapping[str, Any]) -> list[tuple[str, float]]:
          row["acceptance_length"][0])
         for row in served["categories"]
     ]  # fmt: skip
+
+
+def _name(point: Mapping[str, Any]) -> str:
+    """Return what drafts, as people read it."""
+    k = point["num_draft_tokens"]
+    if point.get("baseline"):
+        return f"{_short(point['baseline'])}, K = {k}"
+    return f"K = {k}" if k else "the target alone"
+
+
+def _spread(point: Mapping[str, Any]) -> str:
+    """Return the slowest and the fastest round; nothing for an evaluation before there were several."""
+    low, high = point.get("tokens_per_s_range") or (None, None)
+    return f" ({low:,.1f} to {high:,.1f})" if low is not None else ""
+
+
+def _short(baseline: str) -> str:
+    """Return a baseline's name without the folders that hold its model."""
+    method, _, folder = baseline.partition(":")
+    return f"{method} {folder.rstrip('/').rpartition('/')[2]}" if folder else method
+
+
+def _served_as(name: str) -> str:
+    return _short(name) if not name.isdigit() else f"K = {name}" if int(name) else "the target alone"
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1000 * seconds:,.1f} ms"
 
 
 def _conditions(point: dict[str, Any]) -> str:

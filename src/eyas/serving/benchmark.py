@@ -10,16 +10,15 @@ import platform
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import eyas
-from eyas.config.schema import RunConfig
+from eyas.config.schema import EvaluateSettings, RunConfig
 from eyas.data.chat import ChatRenderer
-from eyas.engines.decoder_base import Decoder
+from eyas.engines.decoder_base import Decoder, OpenLoopDecoder
 from eyas.engines.endpoint_checks import check_greedy
 from eyas.engines.endpoint_decoder import EndpointDecoder
 from eyas.engines.info import engine_info
@@ -27,13 +26,11 @@ from eyas.evaluate.two_samples import broken_by_sampling
 from eyas.progress import say
 from eyas.serving.agreement import Compared, HeldOut, agreement, compare_answers, writer_of
 from eyas.serving.dialogues import answer_turns, benchmark_groups, longest_length
-from eyas.serving.recommend import recommend, with_speed_up
+from eyas.serving.recommend import ServingPoint, recommend, with_speed_up
 from eyas.serving.results import HELD_OUT, SO_FAR, Group, ServingResults
 from eyas.serving.sampling import compare_sampled
-from eyas.serving.sweep import measure
+from eyas.serving.sweep import measure, measure_baseline
 from eyas.types import TargetSpec
-
-_ORDER = ("num_draft_tokens", "temperature", "concurrency")
 
 
 @dataclass(frozen=True)
@@ -66,19 +63,24 @@ def measure_served(run: ServedRun, held_out: HeldOut) -> dict[str, Any]:
     else:
         say(f"evaluate: with K = {', '.join(map(str, measured.done))} it was measured before")
     compared = Compared([])
-    for k, decoder in _decoders(run, measured):
+    for served_as, decoder in _decoders(run, measured):
         with closing(decoder):
+            if isinstance(decoder, OpenLoopDecoder):
+                measured.runners[str(served_as)] = decoder.runner
             if any(group.dialogues for group in measured.groups):
                 measured.left_out += answer_turns(
                     decoder, measured.groups, run.renderer, settings, max_positions
                 )
-            measure(decoder, k, measured, settings, run.config.seed)
-            if not k:
+            if isinstance(served_as, str):
+                measure_baseline(decoder, served_as, measured, settings, run.config.seed)
+            else:
+                measure(decoder, served_as, measured, settings, run.config.seed)
+            if not served_as:
                 compared = compare_answers(measured, held_out.here, decoder)
-        if k:
-            measured.done.append(k)
+        if served_as:
+            measured.done.append(served_as)
             measured.save(so_far, conditions)
-    points = with_speed_up(sorted(measured.points, key=attrgetter(*_ORDER)))
+    points = with_speed_up(sorted(measured.points, key=_order))
     sampled = compare_sampled(measured)
     agreed = agreement(held_out, measured, written_by, run.spec.dtype)
     return {
@@ -86,6 +88,8 @@ def measure_served(run: ServedRun, held_out: HeldOut) -> dict[str, Any]:
         "num_prompts": len(measured.prompts),
         "left_out": measured.left_out,
         "points": [dataclasses.asdict(p) for p in points],
+        "arrivals": [dataclasses.asdict(p) for p in measured.arrivals],
+        "runners": measured.runners,
         "categories": measured.categories,
         "lossless": {
             "compared": compared.answers,
@@ -97,6 +101,10 @@ def measure_served(run: ServedRun, held_out: HeldOut) -> dict[str, Any]:
         "agreement": agreed | {"broken": [*agreed["broken"], *broken_by_sampling(sampled)]},
         "recommendation": recommend(points),
     }  # fmt: skip
+
+
+def _order(point: ServingPoint) -> tuple[Any, ...]:
+    return point.baseline or "", point.num_draft_tokens, point.temperature, point.concurrency
 
 
 def _num_identical(held_out: HeldOut, compared: Compared) -> int:
@@ -120,8 +128,8 @@ def _engine_and_version(name: str) -> str:
     return f"{name} {engine_info(name).installed().version or 'unknown'}"
 
 
-def _decoders(run: ServedRun, measured: ServingResults) -> Iterator[tuple[int | None, Decoder]]:
-    """Start those engines that are not done, the target alone last; or take the server there is."""
+def _decoders(run: ServedRun, measured: ServingResults) -> Iterator[tuple[int | str | None, Decoder]]:
+    """Start the engines that are not done, the target alone last; or take the server there is."""
     settings, spec = run.config.evaluate, run.spec
     if settings.endpoint:
         server = EndpointDecoder(
@@ -135,23 +143,39 @@ def _decoders(run: ServedRun, measured: ServingResults) -> Iterator[tuple[int | 
         yield None, server
         return
     info = engine_info(settings.engine)
+    baselines = {name: info.baseline(name, run.target_folder, spec) for name in settings.baselines}
     wanted = {settings.num_draft_tokens, *settings.sweep_draft_tokens} - set(measured.done)
-    for k in (*sorted(wanted), 0):
-        say(f"evaluate: starting {info.title} with {f'the draft, K = {k}' if k else 'the target alone'}")
+    todo: list[int | str] = [*sorted(wanted), *(name for name in baselines if name not in measured.done), 0]
+    for served_as in todo:
+        say(f"evaluate: starting {info.title} with {_what_drafts(served_as)}")
+        baseline = baselines[served_as] if isinstance(served_as, str) else None
+        k = settings.num_draft_tokens if isinstance(served_as, str) else served_as
         yield (
-            k,
+            served_as,
             info.start_decoder(
                 run.config,
                 run.target_folder,
                 spec,
-                draft=run.draft_folder if k else None,
+                draft=run.draft_folder if k and baseline is None else None,
                 num_draft_tokens=k,
                 max_length=longest_length(
                     measured.groups, run.renderer, settings.max_new_tokens, spec.max_position_embeddings
                 ),
-                max_concurrency=max(settings.concurrency),
+                max_concurrency=_most_requests(settings, len(measured.prompts)),
+                **({} if baseline is None else {"kind": baseline}),
             ),
         )
+
+
+def _what_drafts(served_as: int | str) -> str:
+    if isinstance(served_as, str):
+        return served_as
+    return f"the draft, K = {served_as}" if served_as else "the target alone"
+
+
+def _most_requests(settings: EvaluateSettings, num_prompts: int) -> int:
+    """Return how many requests may be open; those that arrive at a rate may all be."""
+    return max(*settings.concurrency, num_prompts if settings.request_rates else 1)
 
 
 def free_memory() -> None:

@@ -65,7 +65,7 @@ def served_results(served: dict[str, Any], num_draft_tokens: int) -> dict[str, A
     """
     own = [c for c in served["categories"] if c["num_draft_tokens"] == num_draft_tokens]
     held_out = next(c for c in own if c["suite"] == HELD_OUT and c["temperature"] == 0)
-    greedy = [p for p in served["points"] if p["temperature"] == 0]
+    greedy = [p for p in served["points"] if p["temperature"] == 0 and not p.get("baseline")]
     points = {p["num_draft_tokens"]: p["tokens_per_s"] for p in reversed(greedy)}
     return {
         "acceptance": held_out["acceptance_length"][0],
@@ -106,6 +106,8 @@ def write_report(folder: Path, report: dict[str, Any]) -> None:
     write_json(folder / "report.json", report)
     if (served := report["served"]) is not None:
         _write_csv(folder / "serving.csv", served["points"])
+        if arrivals := served.get("arrivals"):
+            _write_csv(folder / "arrivals.csv", arrivals)
         _write_csv(folder / "categories.csv", served["categories"])
 
 
@@ -128,6 +130,8 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         if name == "acceptance_length":
             out["acceptance_length_low"], out["acceptance_length_high"] = value or (None, None)
+        elif name == "tokens_per_s_range":
+            out["tokens_per_s_slowest"], out["tokens_per_s_fastest"] = value or (None, None)
         elif name == "acceptance_rates":
             out |= {f"acceptance_rate_{k}": rate for k, rate in enumerate(value or (), 1)}
         else:

@@ -12,6 +12,7 @@ from typing import Any
 from eyas.engines.base import Prompt
 from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.files import read_json, seal, unseal, write_json
+from eyas.serving.arrivals import ArrivalPoint
 from eyas.serving.recommend import ServingPoint
 from eyas.typed_json import parse
 from eyas.types import Conversation
@@ -35,13 +36,16 @@ class Group:
 
 @dataclass
 class ServingResults:
-    """``left_out`` counts the turns that do not fit; ``done`` are the K whose engines have been measured."""
+    """``left_out`` counts the turns that do not fit; ``done`` are the K and baselines already measured."""
 
     groups: list[Group]
     left_out: int = 0
-    done: list[int] = field(default_factory=list)
+    done: list[int | str] = field(default_factory=list)
     points: list[ServingPoint] = field(default_factory=list)
     categories: list[dict[str, Any]] = field(default_factory=list)
+    arrivals: list[ArrivalPoint] = field(default_factory=list)
+    # The engine's model runner with each K (0: the target alone) and baseline, None where it does not say.
+    runners: dict[str, str | None] = field(default_factory=dict)
     # Greedy answers by concurrency: of the target alone, and of each K.
     alone: dict[int, Answers] = field(default_factory=dict)
     drafted: dict[tuple[int, int], Answers] = field(default_factory=dict)
@@ -61,7 +65,9 @@ class ServingResults:
             self.left_out,
             self.done,
             self.points,
+            self.arrivals,
             self.categories,
+            self.runners,
             [(k, concurrency, answers) for (k, concurrency), answers in self.drafted.items()],
             self.singly,
             [(k, temperature, samples) for (k, temperature), samples in self.sampled.items()],
@@ -82,6 +88,8 @@ class ServingResults:
                 saved.done,
                 saved.points,
                 [row | {"acceptance_length": _pair(row["acceptance_length"])} for row in saved.categories],
+                arrivals=saved.arrivals,
+                runners=saved.runners,
                 drafted={(k, concurrency): answers for k, concurrency, answers in saved.drafted},
                 singly=saved.singly,
                 sampled={(k, temperature): samples for k, temperature, samples in saved.sampled},
@@ -96,9 +104,11 @@ class _Saved:
 
     groups: list[Group]
     left_out: int
-    done: list[int]
+    done: list[int | str]
     points: list[ServingPoint]
+    arrivals: list[ArrivalPoint]
     categories: list[dict[str, Any]]
+    runners: dict[str, str | None]
     drafted: list[tuple[int, int, Answers]]
     singly: dict[str, tuple[tuple[int, ...], SpecCounters]]
     sampled: list[tuple[int, float, Samples]]

@@ -1,39 +1,31 @@
 """One engine or server, measured over temperatures and concurrency, and one held-out prompt at a time."""
 
-import statistics
-from collections.abc import Sequence
-
 from eyas.config.schema import EvaluateSettings
-from eyas.engines.base import Prompt, Sampling
-from eyas.engines.decoder_base import Decoder, Served
+from eyas.engines.base import Sampling
+from eyas.engines.decoder_base import Decoder, OpenLoopDecoder
 from eyas.errors import UserError
 from eyas.progress import say
+from eyas.serving.arrivals import measure_arrivals
 from eyas.serving.recommend import ServingPoint
 from eyas.serving.results import HELD_OUT, ServingResults
 from eyas.serving.sampling import sample_answers
+from eyas.serving.timing import Rounds, point_of, sweep_of, time_rounds, warm_up
 
 
 def measure(
     decoder: Decoder, k: int | None, measured: ServingResults, settings: EvaluateSettings, seed: int
 ) -> None:
     """Answer all prompts at each temperature and concurrency; ``k`` None: a server, 0: the target alone."""
-    prompts = measured.prompts
-    sweep = [c for c in sorted(set(settings.concurrency)) if c <= len(prompts)] or [len(prompts)]
-    for concurrency in (sweep[-1], 1):  # warm-up
-        decoder.answer(prompts[:concurrency], concurrency, Sampling(min(16, settings.max_new_tokens)))
-    name = "as served" if k is None else k
     drafted = settings.num_draft_tokens if k is None else k
-    for temperature in sorted({0.0, *settings.temperatures}):
+    name = "as served" if k is None else f"K = {k}"
+    for temperature in _temperatures(settings):
         sampling = Sampling(settings.max_new_tokens, temperature, seed)
-        for concurrency in sweep:
-            point, served = _point(decoder, drafted, prompts, concurrency, sampling)
+        timed = _timed(decoder, drafted, measured, settings, sampling, name)
+        for concurrency, rounds in timed.items():
             if k is None:
-                _check_same_k(settings.num_draft_tokens, point)
-            measured.points.append(point)
-            rate = f"{point.tokens_per_s:,.0f} tokens/s"
-            say(f"  K = {name}, temperature {temperature:g}, {concurrency} at a time: {rate}")
+                _check_same_k(drafted, point_of(rounds, drafted, concurrency, temperature))
             if temperature == 0:
-                answers = {name: tuple(answer.token_ids) for name, answer in served.answers.items()}
+                answers = {n: tuple(answer.token_ids) for n, answer in rounds.served[0].answers.items()}
                 if k == 0:
                     measured.alone[concurrency] = answers
                 else:
@@ -42,13 +34,57 @@ def measure(
             _measure_singly(decoder, measured, sampling)
         if temperature > 0 and k is not None:
             measured.sampled[k, temperature] = sample_answers(
-                decoder, prompts, sweep[-1], temperature, seed + 1_000_000 * k
+                decoder, measured.prompts, max(timed), temperature, seed + 1_000_000 * k
             )
         if drafted:
             for group in measured.groups:
-                point, _ = _point(decoder, drafted, group.prompts, sweep[-1], sampling)
+                (rounds,) = time_rounds(decoder, True, group.prompts, [max(timed)], sampling, 1).values()
+                point = point_of(rounds, drafted, max(timed), temperature)
                 kept = {key: vars(point)[key] for key in _CATEGORY_KEYS}
                 measured.categories.append({"suite": group.suite, "category": group.category, **kept})
+
+
+def measure_baseline(
+    decoder: Decoder, baseline: str, measured: ServingResults, settings: EvaluateSettings, seed: int
+) -> None:
+    """Time what drafts without training under the conditions of the draft."""
+    for temperature in _temperatures(settings):
+        sampling = Sampling(settings.max_new_tokens, temperature, seed)
+        _timed(decoder, settings.num_draft_tokens, measured, settings, sampling, baseline, baseline)
+
+
+def _temperatures(settings: EvaluateSettings) -> list[float]:
+    return sorted({0.0, *settings.temperatures})
+
+
+def _timed(
+    decoder: Decoder,
+    drafted: int,
+    measured: ServingResults,
+    settings: EvaluateSettings,
+    sampling: Sampling,
+    name: str,
+    baseline: str | None = None,
+) -> dict[int, Rounds]:
+    """Warm up and time each concurrency, then each rate of arrival; keep the points, return the rounds."""
+    prompts, num_rounds = measured.prompts, settings.timed_rounds
+    sweep = sweep_of(settings.concurrency, len(prompts))
+    warm_up(decoder, prompts, sweep, sampling)
+    timed = time_rounds(decoder, drafted > 0, prompts, sweep, sampling, num_rounds)
+    for concurrency, rounds in timed.items():
+        point = point_of(rounds, drafted, concurrency, sampling.temperature, baseline)
+        measured.points.append(point)
+        say(
+            f"  {name}, temperature {sampling.temperature:g}, {concurrency} at a time: "
+            f"{point.tokens_per_s:,.0f} tokens/s ({point.slowest:,.0f} to {point.fastest:,.0f})"
+        )
+    if sampling.temperature == 0 and settings.request_rates:
+        assert isinstance(decoder, OpenLoopDecoder)
+        rates = settings.request_rates
+        measured.arrivals += measure_arrivals(
+            decoder, drafted, prompts, rates, sampling, num_rounds, baseline
+        )
+    return timed
 
 
 def _measure_singly(decoder: Decoder, measured: ServingResults, sampling: Sampling) -> None:
@@ -72,28 +108,3 @@ def _check_same_k(num_draft_tokens: int, point: ServingPoint) -> None:
             hint=f"set evaluate.num_draft_tokens={len(point.acceptance_rates)}, or start the server with "
             f"num_speculative_tokens {num_draft_tokens}",
         )
-
-
-def _point(
-    decoder: Decoder, num_draft_tokens: int, prompts: Sequence[Prompt], concurrency: int, sampling: Sampling
-) -> tuple[ServingPoint, Served]:
-    before = decoder.counters() if num_draft_tokens else None
-    served = decoder.answer(prompts, concurrency, sampling)
-    counted = decoder.counters() - before if before is not None else None
-    ordered = sorted(served.latencies_s)
-    return (
-        ServingPoint(
-            num_draft_tokens=num_draft_tokens,
-            temperature=sampling.temperature,
-            concurrency=concurrency,
-            num_prompts=len(prompts),
-            num_tokens=served.num_tokens,
-            tokens_per_s=served.tokens_per_s,
-            latency_s=statistics.median(ordered),
-            latency_p95_s=ordered[int(0.95 * (len(ordered) - 1))],
-            first_token_s=statistics.median(served.first_token_s) if served.first_token_s else None,
-            acceptance_length=counted.lengths(served.num_tokens, len(prompts)) if counted else None,
-            acceptance_rates=counted.rates if counted else None,
-        ),
-        served,
-    )

@@ -12,7 +12,7 @@ from eyas.engines.spec_decode_metrics import SpecCounters
 from eyas.evaluate.decode import Decoded
 from eyas.evaluate.in_process import Here
 from eyas.serving.agreement import HeldOut, Writer, agreement, compare_answers, others_wrote
-from eyas.serving.recommend import ServingPoint, diagnose, recommend, same_length, with_speed_up
+from eyas.serving.recommend import ServingPoint, diagnose, recommend, recommended, same_length, with_speed_up
 from eyas.serving.results import Group, ServingResults
 
 
@@ -99,6 +99,41 @@ def test_another_k_that_is_best_somewhere_is_mentioned() -> None:
         ]
     )
     assert recommend(points).endswith("it pays wherever it was measured (best elsewhere: K = 1)")
+
+
+def ranged(k: int, concurrency: int, low: float, high: float) -> ServingPoint:
+    middle = point(k, concurrency, (low + high) / 2)
+    return ServingPoint(**(vars(middle) | {"tokens_per_s_range": (low, high)}))
+
+
+def test_settings_within_the_spread_of_the_best_are_recommended_as_a_set() -> None:
+    alone = [point(0, 1, 100), point(0, 8, 400)]
+    drafted = [
+        *(ranged(3, 1, 180, 190), ranged(3, 8, 500, 520)),
+        *(ranged(5, 1, 175, 183), ranged(5, 8, 490, 505)),
+        *(ranged(1, 1, 140, 150), ranged(1, 8, 450, 460)),
+    ]
+    said = recommend(with_speed_up([*alone, *drafted]))
+    assert said.startswith("serve with K = 3 (or 5: no slower within the spread of the rounds): 1.85 times")
+    assert "elsewhere" not in said
+    # The same draft on another day: the order within the spread changes, the set does not.
+    later = [
+        *(ranged(5, 1, 180, 186), ranged(5, 8, 500, 512)),
+        *(ranged(3, 1, 178, 187), ranged(3, 8, 495, 510)),
+        *(ranged(1, 1, 140, 150), ranged(1, 8, 450, 460)),
+    ]
+    assert set(recommended(later_with_speed_up := with_speed_up([*alone, *later])[2:])) == {3, 5}
+    assert recommended(later_with_speed_up)[0] == 5
+
+
+def test_the_best_baseline_is_named_next_to_the_draft() -> None:
+    baseline = {"baseline": "ngram"}
+    points = [point(0, 1, 100), point(3, 1, 190), ServingPoint(**(vars(point(3, 1, 130)) | baseline))]
+    said = recommend(with_speed_up(points))
+    assert said.startswith("serve with K = 3: 1.90 times")
+    assert said.endswith(
+        ". Without training, ngram makes it 1.30 times as fast at 1, where the draft reaches 1.90"
+    )
 
 
 def test_nothing_is_recommended_without_the_target_alone() -> None:

@@ -38,14 +38,22 @@ def test_what_was_decoded_here_is_reported_greedy_with_both_speeds() -> None:
 def test_tables_have_a_column_for_each_bound_and_rate(tmp_path: Path) -> None:
     points = [
         {"num_draft_tokens": 0, "acceptance_length": None, "acceptance_rates": None},
-        {"num_draft_tokens": 2, "acceptance_length": (1.0, 1.5), "acceptance_rates": [0.5, 0.25]},
+        {
+            "num_draft_tokens": 2,
+            "tokens_per_s_range": (90.0, 110.0),
+            "acceptance_length": (1.0, 1.5),
+            "acceptance_rates": [0.5, 0.25],
+        },
     ]
-    served = {"points": points, "categories": points[1:]}
+    arrivals = [{"num_draft_tokens": 2, "requests_per_s": 4.0, "inter_token_s": None}]
+    served = {"points": points, "categories": points[1:], "arrivals": arrivals}
     write_report(tmp_path, {"served": served})
     assert json.loads((tmp_path / "report.json").read_text())["served"]["points"][1]["acceptance_rates"]
     alone, drafted = csv.DictReader((tmp_path / "serving.csv").read_text().splitlines())
     assert (alone["acceptance_length_low"], alone["acceptance_rate_1"]) == ("", "")
     assert (drafted["acceptance_length_high"], drafted["acceptance_rate_2"]) == ("1.5", "0.25")
+    assert (drafted["tokens_per_s_slowest"], drafted["tokens_per_s_fastest"]) == ("90.0", "110.0")
+    assert "4.0" in (tmp_path / "arrivals.csv").read_text()
     assert len(list(csv.DictReader((tmp_path / "categories.csv").read_text().splitlines()))) == 1
 
 

@@ -15,22 +15,24 @@ from eyas.serving.sweep import measure
 from eyas.types import Completion
 
 SETTINGS = EvaluateSettings(
-    num_draft_tokens=2, max_new_tokens=4, concurrency=(1, 2, 64), temperatures=(0.7,), engine="vllm"
-)
+    num_draft_tokens=2, max_new_tokens=4, concurrency=(1, 2, 64), temperatures=(0.7,), timed_rounds=2,
+    engine="vllm",
+)  # fmt: skip
 
 
 class Decoder:
     """Answers every prompt with three tokens in two rounds, each of which accepts one of ``k`` tokens."""
 
     def __init__(self, k: int) -> None:
-        self.k, self.rounds = k, 0
+        self.k, self.rounds, self.seconds = k, 0, 1.0
         self.asked: list[tuple[int, int, float]] = []
 
     def answer(self, prompts: Sequence[Prompt], concurrency: int, sampling: Sampling) -> Served:
         self.asked.append((len(prompts), concurrency, sampling.temperature))
         self.rounds += 2 * len(prompts)
         answers = {p.prompt_id: Completion(p.prompt_id, (7, 8, 9), "stop") for p in prompts}
-        return Served(answers, seconds=1.0 / concurrency, latencies_s=[0.1] * len(prompts))
+        self.seconds *= 1.5  # each answer takes longer than the one before
+        return Served(answers, seconds=self.seconds / concurrency, latencies_s=[0.1] * len(prompts))
 
     def counters(self) -> SpecCounters:
         at = (self.rounds, *[0] * (self.k - 1)) if self.k else None
@@ -50,8 +52,11 @@ def test_greedy_is_always_measured_and_more_requests_than_prompts_never() -> Non
     measure(decoder, 2, measured, SETTINGS, seed=5)
     assert [(p.temperature, p.concurrency) for p in measured.points] == [(0, 1), (0, 2), (0.7, 1), (0.7, 2)]
     assert measured.points[0].acceptance_length == (1.0, 2.0)
-    assert measured.points[1].tokens_per_s == 18.0
     assert decoder.asked[:2] == [(2, 2, 0.0), (1, 1, 0.0)], "a warm-up of each concurrency"
+    assert decoder.asked[2:6] == [(3, 1, 0.0), (3, 2, 0.0)] * 2, "rounds in turn, not one after another"
+    slowest, fastest = 9 / 1.5**5, 9 / 1.5**3
+    assert measured.points[0].tokens_per_s_range == pytest.approx((slowest, fastest))
+    assert measured.points[0].tokens_per_s == pytest.approx((slowest + fastest) / 2)
     assert set(measured.drafted) == {(2, 1), (2, 2)}
     assert {c["suite"] for c in measured.categories} == {HELD_OUT, "s"}
 

@@ -1,9 +1,11 @@
 """vLLM as it serves: with a draft or without, requests in flight as asked for, counters read as they are."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from eyas.config.schema import VllmSettings
 from eyas.engines.base import Prompt, Sampling
 from eyas.engines.decoder_base import Served
+from eyas.engines.request_load import ClosedLoop, OpenLoop
 from eyas.engines.spec_decode_metrics import SpecCounters, from_vllm
 from eyas.engines.vllm.engine import seed_of, to_completion
 from eyas.engines.vllm.engine_args import Plan, engine_arguments
@@ -23,9 +26,9 @@ _BATCH_TOKENS = 8192
 
 
 class VllmDecoder:
-    """``draft`` is an exported folder, None for the target alone; ``max_length`` covers prompt and answer.
+    """``draft`` is an exported folder, None where none is needed; ``max_length`` covers prompt and answer.
 
-    ``kind`` is the ``vllm.py`` of the draft's kind.
+    ``num_draft_tokens`` 0 is the target alone. ``kind`` is the ``vllm.py`` of the draft's kind or a baseline.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class VllmDecoder:
     ) -> None:
         check_parallel(spec, settings.tensor_parallel_size)
         check_draft_support(spec, kind)
-        self.spec, self.has_draft, self.in_process = spec, draft is not None, in_process
+        self.spec, self.has_draft, self.in_process = spec, num_draft_tokens > 0, in_process
         self._numbers = itertools.count()
         plan = Plan(
             folder=folder,
@@ -60,41 +63,64 @@ class VllmDecoder:
         self._closing = threading.Event()
         before = set(multiprocessing.active_children())
         with vllm_environment(plan):
-            speculative = None if draft is None else kind.speculative_config(str(draft), num_draft_tokens)
-            self.llm = _start(plan, speculative)
+            words = draft and str(draft), num_draft_tokens
+            self.llm = _start(plan, kind.speculative_config(*words) if self.has_draft else None)
         self.engine: Any = self.llm.llm_engine
         processes = set(multiprocessing.active_children()) - before
         if processes:
             watch(self.engine.engine_core, processes, self._closing)
 
+    @property
+    def runner(self) -> str | None:
+        """Which of vLLM's model runners computes here; None from a version that does not say."""
+        second = getattr(self.engine.vllm_config, "use_v2_model_runner", None)
+        return None if second is None else "V2" if second else "V1"
+
     def answer(self, prompts: Sequence[Prompt], concurrency: int, sampling: Sampling) -> Served:
+        return self._serve(ClosedLoop(prompts, concurrency), sampling)
+
+    def answer_at(self, prompts: Sequence[Prompt], arrivals_s: Sequence[float], sampling: Sampling) -> Served:
+        return self._serve(OpenLoop(prompts, arrivals_s), sampling)
+
+    def _serve(self, load: ClosedLoop | OpenLoop, sampling: Sampling) -> Served:
         self._check_sampling(sampling)
         served = Served()
-        waiting = iter(prompts)
-        open_prompts: dict[str, tuple[Prompt, float]] = {}
-        begun: set[str] = set()
+        sent: dict[str, tuple[Prompt, float]] = {}
+        heard: dict[str, float] = {}  # when each open request's last output came
+        tokens: dict[str, list[int]] = defaultdict(list)
         started = time.perf_counter()
-        while len(served.answers) < len(prompts):
-            for prompt in itertools.islice(waiting, concurrency - len(open_prompts)):
+        while len(served.answers) < load.num_prompts:
+            for prompt, arrival in load.due(time.perf_counter() - started, len(sent)):
                 request_id = f"served-{next(self._numbers):08d}"
-                open_prompts[request_id] = prompt, time.perf_counter()
+                sent[request_id] = prompt, arrival
                 self.engine.add_request(
                     request_id, {"prompt_token_ids": list(prompt.token_ids)}, self._params(prompt, sampling)
                 )
+            if not sent:
+                time.sleep(load.wait(time.perf_counter() - started))
+                continue
             outputs = self._step()
-            now = time.perf_counter()
+            now = time.perf_counter() - started
             for output in outputs:
-                prompt, sent = open_prompts[output.request_id]
-                if output.request_id not in begun and output.outputs[0].token_ids:
-                    begun.add(output.request_id)
-                    served.first_token_s.append(now - sent)
+                request_id = output.request_id
+                prompt, arrival = sent[request_id]
+                (new,) = output.outputs
+                tokens[request_id] += new.token_ids
+                if new.token_ids:
+                    if request_id in heard:
+                        served.inter_token_s.append(now - heard[request_id])
+                    else:
+                        served.first_token_s.append(now - arrival)
+                    heard[request_id] = now
                 if output.finished:
-                    del open_prompts[output.request_id]
-                    answer = to_completion(prompt.prompt_id, output.outputs[0])
+                    del sent[request_id]
+                    heard.pop(request_id, None)
+                    whole = dataclasses.replace(new, token_ids=tokens.pop(request_id))
+                    answer = to_completion(prompt.prompt_id, whole)
                     if isinstance(answer, Failure):
                         raise EyasError(f"vLLM gave no answer to {answer.sample_id}: {answer.reason}")
                     served.answers[prompt.prompt_id] = answer
-                    served.latencies_s.append(now - sent)
+                    served.latencies_s.append(now - arrival)
         served.seconds = time.perf_counter() - started
         return served
 
@@ -124,6 +150,7 @@ class VllmDecoder:
 
     def _params(self, prompt: Prompt, sampling: Sampling) -> Any:
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
             max_tokens=sampling.max_new_tokens,
@@ -131,6 +158,7 @@ class VllmDecoder:
             seed=seed_of(sampling, prompt),
             stop_token_ids=list(self.spec.eos_token_ids),
             detokenize=False,
+            output_kind=RequestOutputKind.DELTA,  # or every step copies every answer so far
         )
 
     def _check_sampling(self, sampling: Sampling) -> None:

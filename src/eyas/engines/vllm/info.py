@@ -12,6 +12,7 @@ from eyas.findings import Finding
 
 if TYPE_CHECKING:
     from eyas.config.schema import RunConfig
+    from eyas.engines.vllm.baselines import Baseline
     from eyas.types import TargetSpec
 
 _REMEDY = "pip install 'eyas[vllm]', or set extract.engine=transformers"
@@ -69,6 +70,13 @@ class VllmInfo(EngineInfo):
             f"1/{ranks} of the weights, and {per_token / 1000:,.0f} KB a token ({states / 1000:,.0f} KB "
             f"states) for one sample of {config.data.max_length:,} tokens at least",
         )
+
+    def baseline(self, name: str, target: Path, spec: "TargetSpec") -> "Baseline":
+        from eyas.engines.vllm.baselines import parse_baseline
+
+        found = parse_baseline(name)
+        found.check(target, spec)
+        return found
 
     def in_actor(self, config: "RunConfig") -> "RunConfig":
         vllm = config.vllm

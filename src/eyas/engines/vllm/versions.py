@@ -201,7 +201,7 @@ def check_draft_support(spec: TargetSpec, kind: Any) -> None:
     if spec.architecture not in ModelRegistry.get_supported_archs():
         raise UserError(f"vLLM {_text(version)} does not know {spec.architecture}", hint=INSTALL)
     architecture = ModelRegistry.models[spec.architecture].load_model_cls()
-    if not getattr(interfaces, kind.TARGET_INTERFACE)(architecture):
+    if kind.TARGET_INTERFACE and not getattr(interfaces, kind.TARGET_INTERFACE)(architecture):
         raise UserError(
             f"vLLM {_text(version)} cannot serve this kind of draft for {spec.architecture}",
             hint="a later version may; SGLang too: eyas serve --print --engine sglang",
