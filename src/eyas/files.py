@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,18 @@ def remove_folder(path: Path) -> None:
     """Remove a folder, or a link to one; a process killed meanwhile leaves the whole folder, or litter."""
     with removing(path):
         pass
+
+
+def absent_folders(path: Path) -> list[Path]:
+    """Return ``path`` and the folders above it that do not exist yet, the deepest first."""
+    return [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those of the folders that exist and hold nothing."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 @contextmanager

@@ -296,6 +296,19 @@ def test_what_a_late_stage_would_refuse_is_refused_first_and_found_by_doctor(
     assert said in found.out
 
 
+@pytest.mark.parametrize("command", ["run", "prepare"])
+def test_what_is_refused_at_its_start_leaves_no_empty_folder(
+    tmp_path: Path, tiny_target: Path, command: str
+) -> None:
+    path = write_run(tmp_path, tiny_target, run_dir=str(tmp_path / "runs" / "deep" / "a"))
+    (tmp_path / "kept").mkdir()
+    for run_dir in ("runs/deep/a", "kept/a"):
+        refused = eyas(command, "-c", path, f"run_dir={tmp_path / run_dir}", "data.sources=[absent.jsonl]")
+        assert refused.code == 2
+    assert not (tmp_path / "runs").exists()
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
 def test_a_wrong_key_is_an_event_too(tmp_path: Path, tiny_target: Path) -> None:
     screen = eyas("run", "-c", write_run(tmp_path, tiny_target), "--json", "train.epochs=2")
     assert json.loads(screen.out)["exit_code"] == 2

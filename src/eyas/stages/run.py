@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from torch.distributed import is_torchelastic_launched
 
 from eyas.errors import UserError
-from eyas.files import remove_folder, remove_litter
+from eyas.files import absent_folders, remove_empty, remove_folder, remove_litter
 from eyas.locks import hold
 from eyas.progress import Screen, current_screen, on_screen, say
 from eyas.progress_displays import JsonLines, StatusFile
@@ -51,7 +51,7 @@ def run(context: RunContext, as_json: bool = False, summary: bool = True) -> Non
     """Run the whole pipeline and show what came out of it; with ``as_json`` as JSON lines on stdout."""
     context.may_differ = DONE_AGAIN
     run_dir, stages = context.config.run_dir, stages_of(context)
-    new_run, before = not run_dir.exists(), kept_files(run_dir)
+    absent, before = absent_folders(run_dir), kept_files(run_dir)
     try:
         with (
             recorded(run_dir),
@@ -68,8 +68,7 @@ def run(context: RunContext, as_json: bool = False, summary: bool = True) -> Non
     except UserError:
         if not context.began:  # refused at its start: nothing has changed
             restore_files(run_dir, before)
-            if new_run and not any(run_dir.iterdir()):
-                run_dir.rmdir()
+            remove_empty(absent)
         raise
     if as_json:
         JsonLines().event("result", report=finished.evaluation, page=str(page))
@@ -107,7 +106,7 @@ def run_stage(context: RunContext, name: str) -> None:
     wrong is taken back."""
     check_settings(context, [name])
     run_dir = context.config.run_dir
-    new_run = not (run_dir / "run.yaml").exists()
+    new_run, absent = not (run_dir / "run.yaml").exists(), absent_folders(run_dir)
     try:
         if is_torchelastic_launched():  # one of several ranks; the command that started them holds the lock
             _run_locked(context, name, new_run)
@@ -118,8 +117,7 @@ def run_stage(context: RunContext, name: str) -> None:
                 put_in_place(run_dir / stage)
             _run_locked(context, name, new_run)
     finally:
-        if new_run and run_dir.is_dir() and not any(run_dir.iterdir()):
-            run_dir.rmdir()
+        remove_empty(absent)
 
 
 def _take_earlier_stages(context: RunContext, name: str) -> None:
