@@ -58,6 +58,8 @@ def train_eyas(
     words = [*settings, f"seed={seed}", f"train.num_epochs={chosen.num_epochs}"]
     words += [f"train.validate_every={rare}", f"train.save_every={rare}"]
     context = RunContext(load_config(run_file, tuple(words)))
+    if context.config.train.num_gpus > 1 or context.config.train.source != "store":
+        sys.exit("the harness trains on one GPU, from a store")
     answers = Answers(run_file, context)
     states = Part(answers.train, chosen.indices)
     counts = count_supervised((states.sample(i) for i in range(len(states.indices))), context.spec.vocab_size)

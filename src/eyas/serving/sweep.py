@@ -17,7 +17,7 @@ def measure(
 ) -> None:
     """Answer all prompts at each temperature and concurrency; ``k`` None: a server, 0: the target alone."""
     drafted = settings.num_draft_tokens if k is None else k
-    name = "as served" if k is None else f"K = {k}"
+    name = "as served" if k is None else f"K = {k}" if k else "the target alone"
     for temperature in _temperatures(settings):
         sampling = Sampling(settings.max_new_tokens, temperature, seed)
         timed = _timed(decoder, drafted, measured, settings, sampling, name)

@@ -5,8 +5,7 @@ import math
 from eyas.config.schema import TrainSettings
 
 # The best rates at width 576. With the root of the width, Muon's is the best of nine at 896 and as good as
-# 1.22e-3 at 1536
-# (benchmarks/LOG.md).
+# 1.22e-3 at 1536 (benchmarks/LOG.md).
 _RATES, _WIDTH = {"muon": 3e-3, "adamw": 2e-3}, 576
 # A draft that was trained before is changed less.
 _CONTINUED = 0.5

@@ -17,8 +17,12 @@ NAMES = ("ngram", "suffix", "mtp", "draft_model:FOLDER")
 _NEEDS = {"ngram": ("numba", "numba"), "suffix": ("arctic_inference", "arctic-inference")}
 # Where a target's config.json counts its own prediction layers.
 _MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-# Tokens that an n-gram of the text so far must have in common with its end.
-_NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+_FURTHER: dict[str, dict[str, int]] = {
+    # Tokens that an n-gram of the text so far must have in common with its end.
+    "ngram": {"prompt_lookup_min": 2, "prompt_lookup_max": 5},
+    # Prompts are served several times over: a cache of earlier answers would draft them from memory.
+    "suffix": {"suffix_decoding_max_cached_requests": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,7 @@ class Baseline:
 
     def speculative_config(self, draft: str | None, num_draft_tokens: int) -> dict[str, Any]:
         config: dict[str, Any] = {"method": self.method, "num_speculative_tokens": num_draft_tokens}
-        if self.method == "ngram":
-            config |= _NGRAM
+        config |= _FURTHER.get(self.method, {})
         if self.folder is not None:
             config["model"] = str(self.folder)
         return config

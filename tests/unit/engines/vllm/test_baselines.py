@@ -21,6 +21,10 @@ def test_what_vllm_is_told() -> None:
     }
     model = parse_baseline("draft_model:/models/small").speculative_config(None, 2)
     assert model == {"method": "draft_model", "num_speculative_tokens": 2, "model": "/models/small"}
+    suffix = parse_baseline("suffix").speculative_config(None, 3)
+    assert suffix["suffix_decoding_max_cached_requests"] == 0, (
+        "or later rounds copy the answers of earlier ones"
+    )
     assert parse_baseline("mtp").speculative_config(None, 1) == {"method": "mtp", "num_speculative_tokens": 1}
 
 
