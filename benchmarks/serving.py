@@ -111,8 +111,12 @@ def measure(options: Namespace, target: Path, draft: Path, k: int, out: Connecti
     rng = np.random.default_rng(0)
     for concurrency in options.concurrency:  # what is compiled for a shape is paid here
         run_batch(llm, rng, concurrency, options, max_tokens=min(64, options.max_tokens))
-    for concurrency in options.concurrency:
-        out.send(measure_point(llm, rng, concurrency, k, options))
+    rounds: dict[int, list[dict[str, Any]]] = {concurrency: [] for concurrency in options.concurrency}
+    for _ in range(options.rounds):  # over all concurrencies in turn: what drifts meets all of them
+        for concurrency, found in rounds.items():
+            found.append(measure_round(llm, rng, concurrency, k, options))
+    for concurrency, found in rounds.items():
+        out.send(point_of(found, concurrency, k, options))
     out.close()
     llm.llm_engine.engine_core.shutdown()
 
@@ -149,34 +153,48 @@ def start_engine(options: Namespace, target: Path, draft: Path, k: int) -> Any:
     return LLM(**arguments)
 
 
-def measure_point(
+def measure_round(
     llm: Any, rng: np.random.Generator, concurrency: int, k: int, options: Namespace
 ) -> dict[str, Any]:
-    """Return rates and latencies of batches of ``concurrency`` requests that start together."""
+    """Return rates, latencies and counts of batches of ``concurrency`` requests that start together."""
     rounds_of_batch = concurrency * options.max_tokens / (min(options.acceptance_length, k + 1.0) if k else 1)
-    repeats = max(1, min(4, round(_MIN_ROUNDS / rounds_of_batch))) if k else 1
+    repeats = max(1, min(4, round(_MIN_ROUNDS / rounds_of_batch / options.rounds))) if k else 1
     before = counters(llm)
     batches = [run_batch(llm, rng, concurrency, options, options.max_tokens) for _ in range(repeats)]
     drafts, accepted = (b - a for a, b in zip(before, counters(llm), strict=True))
-    length = 1 + accepted / drafts if drafts else 1.0
-    decode_rate = sum(b["decode_tokens"] for b in batches) / sum(b["decode_s"] for b in batches)
-    latencies = [seconds for b in batches for seconds in b["latencies_s"]]
+    return {
+        "tokens_per_s": concurrency * options.max_tokens * repeats / sum(b["seconds"] for b in batches),
+        "decode_tokens_per_s": sum(b["decode_tokens"] for b in batches) / sum(b["decode_s"] for b in batches),
+        "first_token_s": [s for b in batches for s in b["first_token_s"]],
+        "latencies_s": [seconds for b in batches for seconds in b["latencies_s"]],
+        "context_tokens": float(np.mean([b["context_tokens"] for b in batches])),
+        "drafts": drafts,
+        "accepted": accepted,
+    }
+
+
+def point_of(rounds: list[dict[str, Any]], concurrency: int, k: int, options: Namespace) -> dict[str, Any]:
+    """Return the medians of the rounds, with the slowest and the fastest, and percentiles of all requests."""
+    rates = [r["tokens_per_s"] for r in rounds]
+    decode_rate = float(np.median([r["decode_tokens_per_s"] for r in rounds]))
+    drafts = sum(r["drafts"] for r in rounds)
+    length = 1 + sum(r["accepted"] for r in rounds) / drafts if drafts else 1.0
+    latencies = [s for r in rounds for s in r["latencies_s"]]
     return {
         "num_draft_tokens": k,
         "concurrency": concurrency,
         # Whole requests, prefill and the last ones' tail included; and while all of them decode.
-        "tokens_per_s": round(
-            concurrency * options.max_tokens * repeats / sum(b["seconds"] for b in batches), 1
-        ),
+        "tokens_per_s": round(float(np.median(rates)), 1),
+        "tokens_per_s_range": [round(min(rates), 1), round(max(rates), 1)],
         "decode_tokens_per_s": round(decode_rate, 1),
-        "first_token_s": round(float(np.median([s for b in batches for s in b["first_token_s"]])), 4),
+        "first_token_s": round(float(np.median([s for r in rounds for s in r["first_token_s"]])), 4),
         "latency_s": round(float(np.median(latencies)), 4),
         "latency_p99_s": round(float(np.quantile(latencies, 0.99)), 4),
         "ms_per_token": round(1000 * concurrency / decode_rate, 4),
         "acceptance_length": round(length, 4),
         "round_ms": round(1000 * concurrency * length / decode_rate, 4),
-        "context_tokens": round(float(np.mean([b["context_tokens"] for b in batches])), 1),
-        "repeats": repeats,
+        "context_tokens": round(float(np.mean([r["context_tokens"] for r in rounds])), 1),
+        "rounds": len(rounds),
     }
 
 
@@ -345,6 +363,7 @@ def parse() -> Namespace:
     add("--concurrency", type=numbers, default=[1, 2, 4, 8, 16, 32, 48, 64], help="requests at a time")
     add("--prompt-tokens", type=int, default=512)
     add("--max-tokens", type=int, default=384, help="of each answer")
+    add("--rounds", type=int, default=3, help="times that each concurrency is measured, in turn")
     add("--dtype", default="bfloat16")
     add("--tp-size", type=int, default=1)
     add("--gpu-memory-utilization", type=float, default=0.85)
