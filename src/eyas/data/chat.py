@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -10,14 +11,15 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from eyas.data.encode import Encoder, Turn
+from eyas.data.reasoning import OPENED_THINKING, split_reasoning
 from eyas.data.records import Record, RenderedText, TokenRow
 from eyas.data.render_error import RenderError
 from eyas.data.samples import cut_samples, merge_turns
 from eyas.data.tool_forms import PROBE, ToolForms
 from eyas.types import Conversation, Message, TokenizedSample
 
-# A generation prompt may open the reasoning itself; what is generated then starts inside of it.
-_OPENED_THINKING = re.compile(r"<think>\s*\Z")
+# Tokens at a prompt's end in which its opening of the reasoning is looked for.
+_LOOK_BACK = 8
 # What a template can run into, which is anybody's program.
 _TEMPLATE_ERRORS = (
     TemplateError,
@@ -118,6 +120,28 @@ class ChatRenderer:
                 continue
             results.append(_finish(record.conversation_id, merged, max_length))
         return results
+
+    def message_of(self, prompt_ids: Sequence[int], answer_ids: Sequence[int], cut: bool = False) -> Message:
+        """Return the message that a client sends back for a generated answer in the turns after it.
+
+        Where the template reads reasoning apart from content, servers send them apart.
+        """
+        kept = [i for i in answer_ids if i not in self.eos_token_ids]
+        text = str(self.tokenizer.decode(kept, skip_special_tokens=False))
+        reasoning, content = None, text
+        if self.reads_reasoning:
+            prompt_end = str(self.tokenizer.decode(prompt_ids[-_LOOK_BACK:], skip_special_tokens=False))
+            reasoning, content = split_reasoning(text, bool(OPENED_THINKING.search(prompt_end)))
+        return Message("assistant", content, reasoning, cut=cut)
+
+    @cached_property
+    def reads_reasoning(self) -> bool:
+        """Whether the template shows an answer's ``reasoning_content``."""
+        told = (Message("user", PROBE.format(0)), Message("assistant", PROBE.format(1), PROBE.format(2)))
+        try:
+            return PROBE.format(2) in self._render(Conversation("probe", told, "probe"), 2, False)
+        except RenderError:
+            return False
 
     def end_of_turn_id(self) -> int:
         """Return the token that the template ends an answer with."""
@@ -234,7 +258,7 @@ def _continue_thinking(prompt: str, full: str, message: Message) -> str:
 
     Raises: RenderError when the answer cannot have been generated after this prompt.
     """
-    opened = _OPENED_THINKING.search(prompt)
+    opened = OPENED_THINKING.search(prompt)
     before = prompt[: opened.start()] if opened else None
     if before is None or not full.startswith(before):
         raise RenderError("answer_in_other_context")

@@ -10,7 +10,7 @@ from eyas.data.render_error import RenderError
 from eyas.data.samples import cut_samples, generated_turn, merge_turns
 from eyas.data.sources import Drop
 from eyas.engines.base import Prompt
-from eyas.types import Completion, Conversation, Message, TokenizedSample
+from eyas.types import Completion, Conversation, TokenizedSample
 
 
 @dataclasses.dataclass
@@ -59,10 +59,8 @@ class Dialogue:
         turn = generated_turn(conversation.conversation_id, prompt.token_ids, answer.token_ids, cut)
         if turn is not None:
             self.turns.append(turn)
-        ids = [i for i in answer.token_ids if i not in renderer.eos_token_ids]
-        text = str(renderer.tokenizer.decode(ids, skip_special_tokens=False))
         messages = list(conversation.messages)
-        messages[slot : slot + 1] = [Message("assistant", text, cut=cut)]
+        messages[slot : slot + 1] = [renderer.message_of(prompt.token_ids, answer.token_ids, cut)]
         self.conversation = dataclasses.replace(conversation, messages=tuple(messages))
         self.num_answered += 1
 

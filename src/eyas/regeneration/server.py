@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from eyas.config.schema import RegenerateSettings
@@ -14,7 +15,7 @@ from eyas.errors import EyasError, UserError
 from eyas.progress import say
 from eyas.regeneration.dialogues import Dialogue
 from eyas.regeneration.same_target import check_share, count_others
-from eyas.types import Completion, TargetSpec
+from eyas.types import Completion, Conversation, Message, TargetSpec
 
 _COMPARED_RENDERINGS = 3
 # Returns an engine that opens sessions of the target. Raises: UserError where it cannot run here.
@@ -43,7 +44,9 @@ def open_server(
         timeout_s=settings.timeout_s,
         extra_body=settings.extra_body,
     )
-    compared = [_renders_alike(engine, renderer, dialogue) for dialogue in waiting[:_COMPARED_RENDERINGS]]
+    rendered = [(d.conversation, d.slots[0]) for d in waiting[:_COMPARED_RENDERINGS]]
+    rendered += [_second_turn(d, renderer) for d in waiting if len(d.slots) > 1][:1]
+    compared = [_renders_alike(engine, renderer, conversation, slot) for conversation, slot in rendered]
     if not all(compared):
         say("  the server offers no rendering to compare with; prompts are sent as token ids")
     few = [d.prompt(renderer, max_length) for d in waiting[:NUM_ANSWERS]]
@@ -72,8 +75,18 @@ def _check_model(
         check_share(*count_others(target.session, ids, answers, spec.dtype), most)
 
 
-def _renders_alike(engine: EndpointEngine, renderer: ChatRenderer, dialogue: Dialogue) -> bool:
-    conversation, slot = dialogue.conversation, dialogue.slots[0]
+def _second_turn(dialogue: Dialogue, renderer: ChatRenderer) -> tuple[Conversation, int]:
+    """Return a dialogue as a client sends it back after a first answer, and the message to be answered."""
+    first, second = dialogue.slots[:2]
+    thought = "A short thought." if renderer.reads_reasoning else None
+    messages = list(dialogue.conversation.messages)
+    messages[first] = Message("assistant", "An answer.", thought)
+    return replace(dialogue.conversation, messages=tuple(messages)), second
+
+
+def _renders_alike(
+    engine: EndpointEngine, renderer: ChatRenderer, conversation: Conversation, slot: int
+) -> bool:
     try:
         ours = renderer.prompt_ids(conversation, slot)
     except RenderError:

@@ -12,7 +12,7 @@ from eyas.engines.base import Prompt, Sampling
 from eyas.engines.decoder_base import Decoder
 from eyas.errors import UserError
 from eyas.serving.results import Group
-from eyas.types import Conversation, Message
+from eyas.types import Conversation
 
 
 def benchmark_groups(settings: EvaluateSettings, role_map: Mapping[str, str]) -> Iterator[Group]:
@@ -69,10 +69,9 @@ def answer_turns(
         if asked:
             served = decoder.answer([p for *_, p in asked], max(settings.concurrency), sampling)
         for group, dialogue, turn, prompt in asked:
-            ids = [i for i in served.answers[prompt.prompt_id].token_ids if i not in renderer.eos_token_ids]
             messages = list(dialogue.messages)
-            slot = answer_slots(dialogue)[turn]
-            messages[slot] = Message("assistant", str(renderer.tokenizer.decode(ids)))
+            answer = served.answers[prompt.prompt_id]
+            messages[answer_slots(dialogue)[turn]] = renderer.message_of(prompt.token_ids, answer.token_ids)
             open_dialogues.append((group, dataclasses.replace(dialogue, messages=tuple(messages)), turn + 1))
     for group in groups:
         group.dialogues = []

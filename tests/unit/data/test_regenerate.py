@@ -247,6 +247,18 @@ def test_a_server_that_renders_otherwise_is_refused(path: str, run: Regenerate, 
     assert not server.answers
 
 
+def test_a_server_that_renders_a_second_turn_otherwise_is_refused(
+    run: Regenerate, server: FakeServer
+) -> None:
+    server.rendered = _prompts(ROWS[:1])[0]  # right for the first turn, and all that it ever renders
+    turns = ["question 0", "said before", "and more"]
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
+    with pytest.raises(ContractError, match="the first difference is at token"):
+        run([{"id": "r0", "messages": messages}])
+    assert not server.answers
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render", "/v1/chat/completions"])
 def test_a_server_that_renders_alike_is_used(path: str, run: Regenerate, server: FakeServer) -> None:
     server.renders_at = path
