@@ -134,8 +134,27 @@ def test_an_engine_that_is_not_installed(draft: Path, monkeypatch: pytest.Monkey
     assert_refused(eyas("serve", draft), "vllm is not installed", "pip install")
 
 
-def test_sglang_is_printed_only(draft: Path) -> None:
-    assert_refused(eyas("serve", draft, "--engine", "sglang"), "eyas starts vLLM only", "--print")
+def test_sglang_is_served_where_it_is_installed_and_a_gpu_is_there(
+    draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eyas.engines.info import Installed
+    from eyas.engines.sglang.info import SglangInfo
+
+    monkeypatch.setattr(
+        SglangInfo, "installed", lambda self: Installed(None, "the engine sglang is not installed")
+    )
+    refused = eyas("serve", draft, "--engine", "sglang")
+    assert_refused(refused, "the engine sglang is not installed", "add --print, and run the command where")
+    monkeypatch.setattr(SglangInfo, "installed", lambda self: Installed("0.5.23"))
+    refused = eyas("serve", draft, "--engine", "sglang")
+    assert_refused(refused, "SGLang serves drafts on a GPU, and there is none here", "add --print")
+    started: list[list[str]] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("eyas.stages.serve.check_memory", lambda *_: False)
+    monkeypatch.setattr("os.execvp", lambda program, words: started.append(words))
+    screen = eyas("serve", draft, "--engine", "sglang", "--port", str(free_port()))
+    assert screen.code == 0, screen.err
+    assert started[0][:3] == ["python", "-m", "sglang.launch_server"]
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """A server as eyas sees SGLang: OpenAI completions of token ids, and counters of its own names.
 
-It decodes with the real draft in this process, so its counts are true.
+It decodes with the real draft in this process, so its counts are true. Source of the forms: SGLang 0.5.23's
+``CompletionResponse`` and ``SpecTokensDetails``.
 """
 
+import itertools
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,9 +21,15 @@ from eyas.targets.teacher import read_teacher
 
 
 class SGLangServer:
-    """Serves a finished run's draft; ``spoil`` changes an answer's ids before they are sent."""
+    """Serves a finished run's draft; ``spoil`` changes an answer's ids before they are sent.
 
-    def __init__(self, context: RunContext, num_draft_tokens: int, spoil: Any = None) -> None:
+    ``in_replies``: each reply counts its rounds, as from 0.5.23 on, and there are no metrics.
+    """
+
+    def __init__(
+        self, context: RunContext, num_draft_tokens: int, spoil: Any = None, in_replies: bool = False
+    ) -> None:
+        self.in_replies = in_replies
         teacher = read_teacher(context.target_folder, context.spec).to("cpu", torch.float32)
         self.draft, self.target_ids, _ = load_export(
             context.folder("export"), teacher.embedding, teacher.head
@@ -51,8 +59,9 @@ class SGLangServer:
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         with self.lock:
             chain = DraftChain(self.draft, self.target_ids)
+            ends = () if body.get("ignore_eos") else self.eos
             decoded = decode_speculative(
-                self.engine.session(), chain, body["prompt"], self.k, body["max_tokens"], self.eos
+                self.engine.session(), chain, body["prompt"], self.k, body["max_tokens"], ends
             )
             assert decoded.acceptance is not None
             self.verify_calls += decoded.acceptance.num_rounds
@@ -60,7 +69,19 @@ class SGLangServer:
         ids = self.spoil(decoded.token_ids) if self.spoil else decoded.token_ids
         reason = "stop" if ids[-1] in self.eos else "length"
         choice = {"finish_reason": reason, "text": "", "token_ids": ids, "prompt_token_ids": body["prompt"]}
-        return {"choices": [choice]}
+        reply: dict[str, Any] = {"choices": [choice]}
+        if self.in_replies and body.get("return_spec_tokens_details") and decoded.acceptance.num_rounds:
+            at = (decoded.acceptance.num_rounds, *decoded.acceptance.accepted_at, 0)
+            histogram = [more - fewer for more, fewer in itertools.pairwise(at)]
+            reply["sglext"] = {
+                "spec_tokens_details": {
+                    "spec_verify_ct": decoded.acceptance.num_rounds,
+                    "spec_num_correct_drafts": sum(decoded.acceptance.accepted_at),
+                    "spec_num_proposed_drafts": self.k * decoded.acceptance.num_rounds,
+                    "spec_correct_drafts_histogram": histogram,
+                }
+            }
+        return reply
 
     def metrics(self) -> str:
         return (
@@ -74,6 +95,9 @@ class SGLangServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if self.path == "/metrics" and server.in_replies:
+                    self.send_error(404)
+                    return
                 models = json.dumps({"data": [{"id": "m"}]})
                 self.answer(server.metrics() if self.path == "/metrics" else models)
 

@@ -292,7 +292,8 @@ class EvaluateSettings(Section):
         True, description="decode in this process; false for targets too large for transformers here"
     )
     engine: str = Field(
-        "transformers", description="an engine that serves (vllm): measure the draft there too, and compare"
+        "transformers",
+        description="an engine that serves (vllm, sglang): measure the draft there too, and compare",
     )
     endpoint: str | None = Field(
         None, description="measure a server that runs with the draft, e.g. http://127.0.0.1:8000/v1"

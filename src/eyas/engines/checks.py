@@ -63,7 +63,14 @@ def check_evaluation(settings: EvaluateSettings) -> None:
                 hint="set evaluate.engine=vllm instead of the endpoint",
             )
         return
+    info = engine_info(settings.engine)
     if is_served(settings):
+        if settings.request_rates and not info.takes_arrivals:
+            able = " or ".join(other.name for other in engines_that(lambda other: other.takes_arrivals))
+            raise UserError(
+                f"evaluate.request_rates is not measured in {info.title}",
+                hint=f"set evaluate.engine={able}, or leave the rates out",
+            )
         return
     able = " or ".join(info.name for info in engines_that(lambda info: info.decoder))
     if not settings.in_process:

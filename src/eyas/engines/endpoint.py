@@ -40,8 +40,10 @@ class EndpointEngine:
 
     ``num_retokenized`` counts answers that came back as text only and were tokenized again, which
     is right unless the target spelled a word in an unusual way. A field of a request that the server
-    refuses is left out from then on; ``refused`` names these.
+    refuses is left out from then on; ``refused`` names these. ``asks`` are further fields of a subclass.
     """
+
+    asks: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class EndpointEngine:
             "seed": zlib.crc32(f"{sampling.seed}:{prompt.prompt_id}".encode()),
         }
         looks = self._lags is not None
-        further = _EXTENSIONS | NEUTRAL | (_LOGPROBS if looks else {})
+        further = _EXTENSIONS | NEUTRAL | dict(self.asks) | (_LOGPROBS if looks else {})
         chosen = {k: v for k, v in self.extra_body.items() if not (looks and k in NEUTRAL)}
         trouble = "no answer"
         for attempt in range(_ATTEMPTS):
@@ -229,7 +231,7 @@ class EndpointEngine:
             self._lags[prompt.prompt_id] = lag
         if reason == "stop" and not (ids and ids[-1] in self.spec.eos_token_ids):
             # The server generated an end-of-turn, for nothing else was to stop it, and left it out.
-            stopped_by = choice.get("stop_reason")
+            stopped_by = choice.get("stop_reason", choice.get("matched_stop"))  # vLLM's name, SGLang's
             ids += (stopped_by if isinstance(stopped_by, int) else self.end_of_turn_id,)
         return Completion(prompt.prompt_id, ids, reason)
 

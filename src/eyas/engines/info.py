@@ -89,8 +89,8 @@ class EngineInfo:
     captures_remotely: bool = False  # also from a server (extract.endpoint)
     generates: bool = False
     opens_sessions: bool = False  # decodes step by step in this process (engines.base.TargetSession)
-    serves: bool = False  # eyas serve knows the command of its server
-    starts_server: bool = False  # ... and can start it here
+    serves: bool = False  # eyas serve starts its server, or prints the command
+    takes_arrivals: bool = False  # its decoder is sent requests at given times (evaluate.request_rates)
     section: str | None = None  # its section of the run file; such an engine reserves memory ahead
     gpus_setting: str | None = None  # the setting that ``gpus`` returns
     memory_setting: str | None = None  # the setting that ``memory_share`` returns

@@ -7,8 +7,9 @@ lies between two numbers that agree but for short answers.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from eyas.errors import UserError
@@ -33,16 +34,15 @@ class SpecCounters:
         accepted = None if self.accepted is None else self.accepted - (before.accepted or 0)
         at = None
         if self.accepted_at is not None:
-            # vLLM shows a position from the first round on.
-            earlier = before.accepted_at or (0,) * len(self.accepted_at)
-            at = tuple(a - b for a, b in zip(self.accepted_at, earlier, strict=True))
+            # vLLM shows a position from the first round on, SGLang from the first that is accepted.
+            at = tuple(a - b for a, b in zip_longest(self.accepted_at, before.accepted_at or (), fillvalue=0))
         return SpecCounters(self.rounds - before.rounds, accepted, at)
 
     def __add__(self, other: "SpecCounters") -> "SpecCounters":
         accepted = None if self.accepted is None else self.accepted + (other.accepted or 0)
         at = None
         if self.accepted_at is not None and other.accepted_at is not None:
-            at = tuple(a + b for a, b in zip(self.accepted_at, other.accepted_at, strict=True))
+            at = tuple(a + b for a, b in zip_longest(self.accepted_at, other.accepted_at, fillvalue=0))
         return SpecCounters(self.rounds + other.rounds, accepted, at)
 
     def lengths(self, num_tokens: int, num_answers: int) -> tuple[float, float]:
@@ -76,6 +76,22 @@ def from_vllm(metrics: Iterable[Any]) -> SpecCounters:
         elif name in ("num_drafts", "num_accepted_tokens"):
             sums[name] += int(metric.value)
     return SpecCounters(sums["num_drafts"], sums["num_accepted_tokens"], at)
+
+
+def from_reply(reply: Mapping[str, Any]) -> SpecCounters | None:
+    """Read what a completion says of its own rounds, None where it says nothing.
+
+    Source: SGLang's ``SpecTokensDetails``, which a request asks for with ``return_spec_tokens_details``;
+    entry j of the histogram counts rounds that accepted j draft tokens.
+    """
+    details = (reply.get("sglext") or {}).get("spec_tokens_details")
+    if not isinstance(details, Mapping) or not details.get("spec_verify_ct"):
+        return None
+    rounds, accepted = int(details["spec_verify_ct"]), int(details.get("spec_num_correct_drafts") or 0)
+    by_num = [int(n) for n in details.get("spec_correct_drafts_histogram") or ()]
+    # Without all of the rounds in it, the histogram says nothing of positions.
+    at = tuple(sum(by_num[k:]) for k in range(1, len(by_num))) if sum(by_num) == rounds else None
+    return SpecCounters(rounds, accepted, at)
 
 
 def from_prometheus(text: str) -> SpecCounters:

@@ -8,6 +8,7 @@ import yaml
 import eyas
 from eyas.engines.info import engines_that
 from eyas.files import atomic_file
+from eyas.registry import SERVING_ENGINE
 from eyas.report.finished_run import FinishedRun
 from eyas.report.page import prediction_note, summary_rows
 from eyas.report.sections import other_evaluations
@@ -58,10 +59,10 @@ It reads the target's hidden states after layers {layers}; engines take them fro
 
 
 def _commands(run: FinishedRun, named: str, tokens: int) -> str:
-    """Say for each engine how it serves the draft, or why it does not; first those that eyas starts."""
+    """Say for each engine how it serves the draft, or why it does not; the default one comes first."""
     kind, troubles = run.drafter.name, run.facts("export").get("engine_troubles", {})
     said = []
-    for info in sorted(engines_that(lambda info: info.serves), key=lambda info: not info.starts_server):
+    for info in sorted(engines_that(lambda info: info.serves), key=lambda info: info.name != SERVING_ENGINE):
         if info.title in troubles:
             said.append(f"Not in {info.title}: {troubles[info.title]}.")
         else:

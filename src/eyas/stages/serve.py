@@ -12,7 +12,7 @@ from pathlib import Path
 from eyas.config.schema import TargetSettings
 from eyas.config.secrets import without_secrets
 from eyas.drafters.common.stored import StoredDraft
-from eyas.engines.info import DraftServer, EngineInfo, engine_info, engines_that
+from eyas.engines.info import DraftServer, engine_info, engines_that
 from eyas.errors import UserError
 from eyas.export.read import read_draft
 from eyas.progress import say
@@ -71,18 +71,12 @@ def serve(options: ServeOptions, print_only: bool) -> None:
     info, server = engine_info(options.engine), _server(options, stored, settings)
     layers = recorded_layers(stored)
     if trouble := info.draft_trouble(server.kind, stored.shape, layers):
-        others = " or ".join(other.name for other in _started(info))
+        others = " or ".join(other.name for other in engines_that(lambda o: o.serves and o is not info))
         raise UserError(trouble, hint=f"serve it with --engine {others}")
     if print_only:
         info.check_version(server.kind, layers)
         print(shlex.join(info.serve_command(server, on_cpu=False)))
         return
-    if not info.starts_server:
-        titles = " or ".join(other.title for other in _started(info))
-        raise UserError(
-            f"eyas starts {titles} only",
-            hint=f"add --print, and run the command where {info.title} is",
-        )
     assert spec is not None
     info.check_server(server, spec)
     check_port(options.host, options.port)
@@ -120,8 +114,3 @@ def _server(options: ServeOptions, stored: StoredDraft, target: TargetSettings) 
         gpu_memory_utilization=options.gpu_memory_utilization,
         extra=options.extra,
     )
-
-
-def _started(other_than: EngineInfo) -> list[EngineInfo]:
-    """Return the engines that eyas starts, without one of them."""
-    return engines_that(lambda info: info.starts_server and info is not other_than)

@@ -62,7 +62,7 @@ def test_engines_that_can_are_accepted() -> None:
 def test_what_only_a_serving_engine_reads_is_refused_without_one(setting: str, name: str) -> None:
     error = refusal(check_evaluation, config_of(setting).evaluate)
     assert error.what == f"evaluate.{name} is measured in an engine that serves, and none is named"
-    assert error.hint == "set evaluate.engine=vllm, or evaluate.endpoint=URL"
+    assert error.hint == "set evaluate.engine=sglang or vllm, or evaluate.endpoint=URL"
     for serving in ("evaluate.engine=vllm", "evaluate.endpoint=http://h/v1"):
         check_evaluation(config_of(setting, serving).evaluate)
 

@@ -40,7 +40,8 @@ def test_an_engine_is_registered_under_its_own_name_and_its_classes_exist(name: 
 def test_engines_are_found_by_what_they_can() -> None:
     assert [i.name for i in engines_that(lambda i: i.captures)] == ["fake", "transformers", "vllm"]
     assert [i.name for i in engines_that(lambda i: i.serves)] == ["sglang", "vllm"]
-    assert [i.name for i in engines_that(lambda i: i.starts_server)] == ["vllm"]
+    assert [i.name for i in engines_that(lambda i: i.decoder)] == ["sglang", "vllm"]
+    assert [i.name for i in engines_that(lambda i: i.takes_arrivals)] == ["vllm"]
 
 
 def test_an_engine_of_this_process_takes_the_weights_and_one_batch() -> None:

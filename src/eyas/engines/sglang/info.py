@@ -1,9 +1,10 @@
-"""Facts of SGLang, whose server eyas does not start: ``eyas serve --print`` shows its command."""
+"""Facts of SGLang: its version, and the commands of its server."""
 
 import importlib.metadata
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from eyas.engines.info import DraftServer, EngineInfo, Installed
 from eyas.errors import UserError
@@ -13,6 +14,10 @@ from eyas.progress import say
 
 if TYPE_CHECKING:
     from eyas.config.schema import RunConfig
+    from eyas.types import TargetSpec
+
+# The oldest that was read and whose completions hold token ids and counts of rounds; 0.5.14 has neither.
+_COUNTS_IN_REPLIES = "0.5.23"
 
 
 class SglangInfo(EngineInfo):
@@ -24,7 +29,40 @@ class SglangInfo(EngineInfo):
 
     def findings(self, config: "RunConfig | None", wanted: bool) -> Iterator[Finding]:
         version = self.installed().version
-        yield Finding(self.name, "ok", version or "is not installed (eyas prints its command only)")
+        yield Finding(
+            self.name,
+            "ok",
+            version or "is not installed (eyas serve --engine sglang --print shows its command)",
+        )
+
+    def gpus(self, config: "RunConfig") -> int:
+        return 1
+
+    def check_server(self, server: DraftServer, spec: "TargetSpec") -> None:
+        import torch
+
+        found = self.installed()
+        trouble = found.trouble or (
+            None if torch.cuda.is_available() else "SGLang serves drafts on a GPU, and there is none here"
+        )
+        if trouble is not None:
+            raise UserError(trouble, hint="add --print, and run the command where SGLang and a GPU are")
+
+    def start_decoder(self, config: "RunConfig", folder: Path, spec: "TargetSpec", **settings: Any) -> Any:
+        here = self._check_installed()
+        if _numbers(here) < _numbers(_COUNTS_IN_REPLIES):
+            raise UserError(
+                f"SGLang {here} says neither an answer's token ids nor its rounds over HTTP",
+                hint=f"pip install 'sglang>={_COUNTS_IN_REPLIES}'",
+            )
+        return super().start_decoder(config, folder, spec, **settings)
+
+    def _check_installed(self) -> str:
+        found = self.installed()
+        if found.version is None:
+            assert found.trouble is not None
+            raise UserError(found.trouble, found.hint)
+        return found.version
 
     def short_command(self, kind: str, target: str, num_draft_tokens: int) -> str:
         words = self.draft_file(kind).arguments("THIS_FOLDER", num_draft_tokens)
@@ -58,8 +96,10 @@ class SglangInfo(EngineInfo):
             *(("--tp", str(server.tp_size)) if server.tp_size > 1 else ()),
             *(("--trust-remote-code",) if server.trust_remote_code else ()),
             *(("--revision", server.revision) if server.revision else ()),
-            *("--mem-fraction-static", str(server.gpu_memory_utilization)),
-            *("--enable-metrics", "--host", server.host, "--port", str(server.port), *server.extra),
+            # Its own share of memory stays: --mem-fraction-static counts other things than vLLM's share.
+            # Else penalties and filters of the model's generation_config.json change the target's answers.
+            *("--sampling-defaults", "openai", "--enable-metrics"),
+            *("--host", server.host, "--port", str(server.port), *server.extra),
         ]
 
 
@@ -67,4 +107,9 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-INFO = SglangInfo("sglang", "SGLang", serves=True)
+INFO = SglangInfo(
+    "sglang",
+    "SGLang",
+    decoder="eyas.engines.sglang.decoder:SglangDecoder",
+    serves=True,
+)

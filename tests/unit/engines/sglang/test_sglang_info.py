@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.engines.info import DraftServer, engine_info
+from eyas.engines.info import DraftServer, Installed, engine_info
 from eyas.errors import UserError
 
 INFO = engine_info("sglang")
@@ -31,7 +31,8 @@ def test_the_command_holds_target_draft_chain_and_address() -> None:
     assert words[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "/models/t"]
     given = dict(itertools.pairwise(words))
     assert (given["--speculative-num-steps"], given["--speculative-num-draft-tokens"]) == ("3", "4")
-    assert (given["--tp"], given["--mem-fraction-static"], given["--port"]) == ("2", "0.8", "30000")
+    assert (given["--tp"], given["--sampling-defaults"], given["--port"]) == ("2", "openai", "30000")
+    assert "--mem-fraction-static" not in words, "its share counts other things than vLLM's"
     assert words[-2:] == ["--log-level", "info"]
     assert "--tp" not in INFO.serve_command(server(), on_cpu=False)
 
@@ -41,6 +42,15 @@ def test_a_kind_of_draft_without_a_file_for_it_is_refused() -> None:
         INFO.serve_command(server("nokind"), on_cpu=False)
 
 
-def test_it_neither_captures_nor_decodes_nor_is_started_here() -> None:
-    assert [INFO.captures, INFO.generates, INFO.starts_server, INFO.decoder] == [False, False, False, None]
-    assert INFO.serves
+def test_it_serves_and_decodes_and_neither_captures_nor_generates() -> None:
+    assert [INFO.captures, INFO.generates, INFO.serves, bool(INFO.decoder)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("version", ["0.5.12.post1", "0.5.14"])
+def test_a_version_whose_replies_hold_no_ids_is_refused(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(INFO), "installed", lambda self: Installed(version))
+    with pytest.raises(UserError, match=f"SGLang {version} says neither") as caught:
+        INFO.start_decoder(None, Path("t"), None)  # type: ignore[arg-type]
+    assert caught.value.hint == "pip install 'sglang>=0.5.23'"
