@@ -148,11 +148,18 @@ def test_predicted_acceptance_is_the_decoded_one_round_for_round(
     assert decoded.length > 1.3, "the draft should have learned enough for the comparison to mean something"
 
 
-def test_the_prediction_holds_for_a_draft_of_two_layers(
-    tiny_engine: Any, tiny_target: Path, states: list[HiddenStates], tmp_path: Path
+@pytest.mark.parametrize(("num_layers", "window"), [(2, None), (1, 2), (1, 9), (2, 9)])
+def test_the_prediction_holds_for_drafts_of_two_layers_and_of_windows_below_the_context(
+    tiny_engine: Any,
+    tiny_target: Path,
+    states: list[HiddenStates],
+    tmp_path: Path,
+    num_layers: int,
+    window: int | None,
 ) -> None:
-    settings = {"num_epochs": 20, "learning_rate": 1e-2, "max_grad_norm": 5.0}
-    trainer = make_trainer(tmp_path, tiny_target, states, states[:4], num_layers=2, **settings)
+    settings: dict[str, Any] = {"num_epochs": 20, "learning_rate": 1e-2, "max_grad_norm": 5.0}
+    settings |= {"num_layers": num_layers, "sliding_window": window}
+    trainer = make_trainer(tmp_path, tiny_target, states, states[:4], **settings)
     trainer.run()
     decoded = Acceptance.empty(3)
     for item in states:

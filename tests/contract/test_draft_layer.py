@@ -46,7 +46,7 @@ def make_draft(rope: str = "default", **shape: int) -> Eagle3Draft:
 
 
 def one_step(draft: Eagle3Draft, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    return draft(tokens, hidden, torch.arange(len(tokens)), SequenceKeys())
+    return draft(tokens, hidden, torch.arange(len(tokens)), SequenceKeys(None))
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -124,7 +124,7 @@ def test_latent_attention_is_that_of_deepseek_v3(mscale: float | None) -> None:
         expected, _ = theirs(hidden[None], rotation, causal)
         mixed = torch.cat([torch.zeros_like(hidden), hidden], -1)
         keys, values = own.keys_values(mixed, draft.rotary, positions)
-        attended = SequenceKeys()(0, own.queries(mixed, draft.rotary, positions), keys, values)
+        attended = SequenceKeys(None)(0, own.queries(mixed, draft.rotary, positions), keys, values)
         found = own.o_proj(attended.flatten(1))
     # The norms in the middle have an epsilon of their own there.
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
@@ -138,16 +138,16 @@ def test_rows_have_the_same_output_from_every_cache(shape: dict[str, int]) -> No
     documents = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
     with torch.no_grad():
         whole = [
-            draft(tokens[d], hidden[d], positions[d], SequenceKeys()) for d in (slice(0, 4), slice(4, 9))
+            draft(tokens[d], hidden[d], positions[d], SequenceKeys(None)) for d in (slice(0, 4), slice(4, 9))
         ]
         expected = torch.cat(whole)
-        packed, some = PackedKeys(documents), PackedKeys(documents)
+        packed, some = PackedKeys(documents, None), PackedKeys(documents, None)
         packed.begin(torch.arange(9))
         wanted = torch.tensor([1, 3, 6, 8])
         some.begin(wanted)
         torch.testing.assert_close(draft(tokens, hidden, positions, packed), expected)
         torch.testing.assert_close(draft(tokens, hidden, positions, some, wanted), expected[wanted])
-        keys = SequenceKeys()
+        keys = SequenceKeys(None)
         first = draft(tokens[4:7], hidden[4:7], positions[4:7], keys, slice(-1, None))
         fork = keys.fork()
         draft(tokens[:2], hidden[:2], positions[7:9], fork)

@@ -35,7 +35,7 @@ def test_training_goes_on_from_an_exported_draft(tmp_path: Path, run_file: Path,
     exported = Path(shutil.copytree(run_file.parent / "run" / "draft", tmp_path / "draft"))
     if format == "speculators":  # whose own trainer gives its drafts a window
         config = json.loads((exported / "config.json").read_text())
-        config["transformer_layer_config"] |= {"layer_types": ["sliding_attention"], "sliding_window": 2048}
+        config["transformer_layer_config"] |= {"layer_types": ["sliding_attention"], "sliding_window": 12}
         (exported / "config.json").write_text(json.dumps(config))
     fresh_start = history(run_file)[0]["loss"]
     again = Path(shutil.copytree(run_file.parent, tmp_path / "again")) / "run.yaml"
@@ -43,13 +43,14 @@ def test_training_goes_on_from_an_exported_draft(tmp_path: Path, run_file: Path,
     screen = eyas("train", "-c", again, *settings, "train.learning_rate=1e-9", "--fresh")
     assert screen.code == 0, screen.err
     assert f"train: going on from {exported}" in screen.err
-    assert ("it looked 2,048 tokens back" in screen.err) == (format == "speculators")
+    assert ("it keeps its window of 12 tokens" in screen.err) == (format == "speculators")
     assert history(again)[0]["loss"] < 0.8 * fresh_start
     # With next to no learning rate what comes out is what went in, vocabulary included.
     best = best_checkpoint(again.parent / "run" / "checkpoints")
     assert best is not None
     stored = read_draft(exported)
     checkpoint = read_checkpoint(best)
+    assert checkpoint.config.sliding_window == (12 if format == "speculators" else None)
     assert checkpoint.vocab.target_ids.tolist() == stored.target_ids.tolist()
     from safetensors.torch import load_file
 

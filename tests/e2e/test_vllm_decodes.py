@@ -57,6 +57,7 @@ class Kind:
     attention: Literal["gqa", "mla"] = "gqa"
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    window: int | None = None  # in tokens, fewer than most contexts have
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -93,11 +94,11 @@ KINDS = {
     "five aux layers, norm_output, tied target, own embedding": Kind(
         (1, 2, 3, 4, 5), tied=True, include_embedding=True, norm_output=True
     ),
-    "speculators format, four aux layers, EAGLE-3.1": Kind(
-        (1, 3, 4, 5), format="speculators", fc_norm=True, norm_output=True
+    "speculators format, four aux layers, EAGLE-3.1, a window": Kind(
+        (1, 3, 4, 5), format="speculators", fc_norm=True, norm_output=True, window=12
     ),
-    "two layers, norms as speculators' trainer has them": Kind(
-        num_layers=2, norm_before_residual=True, norm_before_fc=True, norm_output=True
+    "two layers with a window, norms as speculators' trainer has them": Kind(
+        num_layers=2, window=9, norm_before_residual=True, norm_before_fc=True, norm_output=True
     ),
     "wider than its target, beyond 2048 positions by YaRN": Kind(hidden_size=64, first_length=2040),
     "latent attention, on a target that has it": Kind(target=DEEPSEEK, attention="mla"),
@@ -125,6 +126,7 @@ def make(root: Path, kind: Kind) -> Exported:
         learning_rate=6e-3, fc_norm=kind.fc_norm, norm_output=kind.norm_output, hidden_size=kind.hidden_size,
         num_layers=kind.num_layers, attention=kind.attention,
         norm_before_residual=kind.norm_before_residual, norm_before_fc=kind.norm_before_fc,
+        sliding_window=kind.window,
     )  # fmt: skip
     trainer.run()
     folder = root / "draft"

@@ -27,15 +27,20 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERA
 
 
 @pytest.mark.parametrize(
-    ("heads", "lengths", "num_own"),
+    ("heads", "lengths", "num_own", "window"),
     [
-        (Heads(2, 4, 32), (70, 3, 200), 0),
-        (Heads(2, 4, 32), (70, 3, 200), 3),
-        (Heads(1, 3, 64), (150, 41), 2),
-        (Heads(2, 1, 16), (33,), 1),
+        (Heads(2, 4, 32), (70, 3, 200), 0, None),
+        (Heads(2, 4, 32), (70, 3, 200), 3, None),
+        (Heads(1, 3, 64), (150, 41), 2, None),
+        (Heads(2, 1, 16), (33,), 1, None),
+        (Heads(2, 4, 32), (70, 3, 200), 3, 4),
+        (Heads(1, 3, 64), (150, 41), 2, 40),
+        (Heads(2, 1, 16), (330,), 1, 100),
     ],
 )
-def test_attention_and_its_gradients(heads: Heads, lengths: tuple[int, ...], num_own: int) -> None:
+def test_attention_and_its_gradients(
+    heads: Heads, lengths: tuple[int, ...], num_own: int, window: int | None
+) -> None:
     from eyas.drafters.eagle3.fused import gpu_ops
 
     torch.manual_seed(0)
@@ -58,7 +63,10 @@ def test_attention_and_its_gradients(heads: Heads, lengths: tuple[int, ...], num
             (num_rows, width),
         )
     )
-    where = (own_index.int().to(DEVICE), starts[place].int().to(DEVICE), place.int().to(DEVICE), heads)
+    first = starts[place]
+    if window is not None:
+        first = torch.maximum(first, place + num_own + 1 - window)
+    where = (own_index.int().to(DEVICE), first.int().to(DEVICE), place.int().to(DEVICE), heads)
 
     results = []
     for ops in (plain_ops, gpu_ops):

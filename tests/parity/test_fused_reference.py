@@ -71,6 +71,21 @@ def test_fused_eagle_3_1_equals_the_plain_one(fc_norm: bool, norm_output: bool) 
         assert (parameter.grad - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
 
 
+@pytest.mark.parametrize(("window", "num_steps"), [(7, 7), (8, 3), (100, 4)])
+def test_a_fused_window_equals_the_plain_one(window: int, num_steps: int) -> None:
+    case = make_case(window, window=window)
+    twin = copy.deepcopy(case.draft)
+    expected = plain(case, num_steps, "kl")
+    wanted = {name: p.grad for name, p in case.draft.trainable().items()}
+    case.draft = twin
+    found = fused(case, num_steps, "kl")
+    assert float(found.loss) == pytest.approx(float(expected.loss.detach()), rel=1e-5)
+    assert torch.equal(found.accepted, expected.accepted)
+    for name, parameter in twin.trainable().items():
+        assert parameter.grad is not None
+        assert (parameter.grad - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
+
+
 @pytest.mark.parametrize("path", [fused, plain])
 def test_recomputed_activations_give_the_same_loss_and_gradients(path: Callable[..., UnrollResult]) -> None:
     case = make_case(3)

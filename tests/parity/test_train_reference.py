@@ -46,6 +46,7 @@ def reference_gradients(
         THETA,
         config.norm_output,
         config.norm_before_residual,
+        config.sliding_window,
     )
     teacher = dataclasses.replace(
         case.teacher, norm_weight=case.teacher.norm_weight.double(), head=case.teacher.head.double()
@@ -72,6 +73,20 @@ def test_loss_and_every_gradient_equal_the_plain_reference(seed: int, num_steps:
     assert loss > 0
     for name in case.draft.trainable():
         assert relative(gradients[name], expected[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize(("window", "num_steps"), [(1, 4), (3, 7), (7, 7), (8, 3), (100, 4)])
+def test_a_window_equals_the_plain_reference(window: int, num_steps: int, num_layers: int) -> None:
+    """Also one that is smaller than the steps, which look beyond every key of step 0."""
+    case = make_case(window, num_layers=num_layers, window=window)
+    expected_loss, expected = reference_gradients(case, num_steps)
+    loss, gradients = trainer_gradients(case, num_steps)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for name in case.draft.trainable():
+        assert relative(gradients[name], expected[name]) < 1e-5, name
+    wide = make_case(window, num_layers=num_layers)
+    assert (trainer_gradients(wide, num_steps)[0] == pytest.approx(loss, rel=1e-6)) == (window == 100)
 
 
 @pytest.mark.parametrize(("fc_norm", "norm_output"), [(True, False), (False, True), (True, True)])

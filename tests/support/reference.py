@@ -95,11 +95,13 @@ def reference_logits(
     theta: float,
     norm_output: bool = False,
     norm_before_residual: bool = False,
+    window: int | None = None,
 ) -> list[torch.Tensor]:
     """Return the draft's logits [N, W] at each step; rows without a token to read hold nonsense.
 
     ``input_norm`` among the weights norms all aux layers as one. EAGLE-3.1: ``fc_norm.j`` norms aux layer
-    j; with ``norm_output`` a step reads the normed output of the one before. Shapes: aux [N, A, D].
+    j; with ``norm_output`` a step reads the normed output of the one before. A query at position p sees the
+    keys of positions above p - ``window``. Shapes: aux [N, A, D].
     """
     tokens, documents, positions = layout(samples)
     num_layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
@@ -142,6 +144,9 @@ def reference_logits(
             keys = torch.cat(keys_of[number]).repeat_interleave(groups, 1)  # ((step + 1) N, heads, head_dim)
             values = torch.cat(values_of[number]).repeat_interleave(groups, 1)
             seen = torch.cat([causal, *[own] * step], dim=1)
+            if window is not None:
+                at = torch.cat([positions + earlier for earlier in range(step + 1)])  # of the keys
+                seen &= at[None] > (positions + step)[:, None] - window
             scores = torch.einsum("qhd,khd->hqk", q, keys) / q.shape[-1] ** 0.5
             attention = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
             attended = torch.einsum("hqk,khd->qhd", attention, values).flatten(1)

@@ -192,6 +192,7 @@ def make_trainer(
     attention: Literal["gqa", "mla"] = "gqa",
     norm_before_residual: bool = False,
     norm_before_fc: bool = False,
+    sliding_window: int | None = None,
     **settings: Any,
 ) -> Trainer:
     """Return a trainer of a draft that starts from ``target``, as the train stage makes it."""
@@ -209,6 +210,7 @@ def make_trainer(
         hidden_size=hidden_size,
         num_layers=num_layers,
         attention=attention,
+        sliding_window=sliding_window,
     )
     draft = Eagle3Draft(
         dataclasses.replace(shape, norm_before_residual=norm_before_residual, norm_before_fc=norm_before_fc)

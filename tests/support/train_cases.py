@@ -73,6 +73,7 @@ def make_case(
     latent: Mapping[str, int] | None = None,
     norm_before_residual: bool = False,
     norm_before_fc: bool = False,
+    window: int | None = None,
 ) -> Case:
     generator = np.random.default_rng(seed)
     torch_generator = torch.Generator().manual_seed(seed)
@@ -97,6 +98,7 @@ def make_case(
         fc_norm=fc_norm,
         norm_output=norm_output,
         num_layers=num_layers,
+        sliding_window=window,
         latent_attention=latent,
         norm_before_residual=norm_before_residual,
         norm_before_fc=norm_before_fc,

@@ -38,7 +38,8 @@ HandOver = Callable[[str, torch.Tensor], None]
 class DraftConfig(Protocol):
     """A frozen dataclass: all it takes to build a draft.
 
-    ``vocab_size`` W is the draft's vocabulary, ``target_vocab_size`` V the target's.
+    ``vocab_size`` W is the draft's vocabulary, ``target_vocab_size`` V the target's. ``sliding_window`` is how
+    many tokens back the draft sees, None where it sees all of them.
     """
 
     @property
@@ -51,6 +52,8 @@ class DraftConfig(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def target_vocab_size(self) -> int: ...
+    @property
+    def sliding_window(self) -> int | None: ...
     @property
     def has_own_embedding(self) -> bool:
         """Whether the draft trains an embedding of its width; else it uses the target's."""

@@ -83,8 +83,8 @@ def draft_from(stored: StoredDraft, context: RunContext, teacher: TeacherHead) -
         )
     draft: Draft = stored.build(embedding, teacher.head)
     say(f"train: going on from {context.config.draft.init_from}, in its shape and with its vocabulary")
-    if stored.window is not None:
-        say(f"  it looked {stored.window:,} tokens back; from here on it sees all of them")
+    if stored.shape.sliding_window is not None:
+        say(f"  it keeps its window of {stored.shape.sliding_window:,} tokens")
     return draft
 
 

@@ -23,5 +23,5 @@ def inspect_draft(name: str) -> Iterator[tuple[str, str]]:
     yield "draft vocabulary", f"{ids:,} ids, {ids / shape.target_vocab_size:.1%} of the target's"
     yield "parameters", f"{sum(tensor.numel() for tensor in stored.tensors.values()):,}"
     yield "embedding", "in the folder" if stored.embedding is not None else "the target's"
-    if stored.window is not None:
-        yield "looks back", f"{stored.window:,} tokens"
+    if shape.sliding_window is not None:
+        yield "looks back", f"{shape.sliding_window:,} tokens"

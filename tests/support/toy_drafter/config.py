@@ -14,6 +14,7 @@ class ToyConfig:
     target_vocab_size: int
     num_tokens: int
     has_own_embedding: bool = False
+    sliding_window: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -1,7 +1,9 @@
 """Plain attention over a draft's rows, and the two ways in which their keys and values are kept.
 
 A draft's layers compute queries, keys and values. The object that takes them knows which rows see which keys:
-training keeps the keys of packed documents, decoding those of one sequence.
+training keeps the keys of packed documents, decoding those of one sequence. With a window of w tokens the query
+of position p sees the keys of positions above p - w, as in vLLM's kernels: rows ascend by one position, so rows
+count as positions.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,8 @@ class Attend(Protocol):
 class SequenceKeys:
     """The keys and values of one sequence, by layer. Each call appends rows; the last ones have queries."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None) -> None:
+        self.window = window
         self.layers: dict[int, KeysValues] = {}
 
     @property
@@ -36,7 +39,7 @@ class SequenceKeys:
 
     def fork(self) -> "SequenceKeys":
         """Return a copy, to which rows can be appended that this one never sees."""
-        copy = SequenceKeys()
+        copy = SequenceKeys(self.window)
         copy.layers = dict(self.layers)
         return copy
 
@@ -48,7 +51,8 @@ class SequenceKeys:
             keys, values = torch.cat([earlier_keys, keys]), torch.cat([earlier_values, values])
         self.layers[layer] = keys, values
         rows = torch.arange(len(keys) - len(queries), len(keys), device=keys.device)
-        return attend(queries, rows, (keys, values), (), [(slice(0, len(queries)), slice(0, len(keys)))])
+        bounds = [(slice(0, len(queries)), slice(0, len(keys)))]
+        return attend(queries, rows, (keys, values), (), bounds, self.window)
 
 
 class PackedKeys:
@@ -57,8 +61,9 @@ class PackedKeys:
     Shapes: documents [M], those of the first step's rows, ascending.
     """
 
-    def __init__(self, documents: torch.Tensor) -> None:
+    def __init__(self, documents: torch.Tensor, window: int | None) -> None:
         self.documents = documents
+        self.window = window
         self.first: dict[int, KeysValues] = {}
         self.own: dict[int, list[KeysValues]] = {}
         self._every = torch.arange(len(documents), device=documents.device)
@@ -90,10 +95,10 @@ class PackedKeys:
             self.own[layer].append((keys, values))
         own = self.own.get(layer, ())
         if len(queries) < len(self.documents):
-            return attend(queries, self._rows, self.first[layer], own, self._bounds)
+            return attend(queries, self._rows, self.first[layer], own, self._bounds, self.window)
         if self._bounds_of_every is None:
             self._bounds_of_every = document_bounds(self.documents, self.documents)
-        return attend(queries, self._every, self.first[layer], own, self._bounds_of_every)
+        return attend(queries, self._every, self.first[layer], own, self._bounds_of_every, self.window)
 
 
 def attend(
@@ -102,19 +107,24 @@ def attend(
     first_keys: tuple[torch.Tensor, torch.Tensor],
     own: Sequence[tuple[torch.Tensor, torch.Tensor]],
     document_bounds: Sequence[tuple[slice, slice]],
+    window: int | None,
 ) -> torch.Tensor:
     """Attend row by row, document by document, with every score in one softmax.
 
     Shapes: queries [R, heads, head_dim]; rows [R], each row's place among the step-0 keys, ascending;
     first_keys: keys [M, kv heads, head_dim] and values [M, kv heads, value_dim]; own: the same [R, ...]
     of each later step so far. ``document_bounds`` holds, for each document, its slice of the queries
-    and its slice of the step-0 keys. Returns [R, heads, value_dim].
+    and its slice of the step-0 keys. Each later step moved the query one position on from its row.
+    Returns [R, heads, value_dim].
     """
     num_rows, num_heads, head_dim = queries.shape
     keys, values = first_keys
     num_kv = keys.shape[1]
     # (kv heads, group, R, head_dim): the queries that share a key/value head stand together.
     q = queries.unflatten(1, (num_kv, num_heads // num_kv)).permute(1, 2, 0, 3) * head_dim**-0.5
+    steps_on = len(own)
+    if window is not None:
+        own = own[-window:]
     own_scores = [(q * k.permute(1, 0, 2)[:, None]).sum(-1, keepdim=True) for k, _ in own]
     attended = []
     for of_queries, of_keys in document_bounds:
@@ -122,8 +132,10 @@ def attend(
         k = keys[of_keys].permute(1, 2, 0)[:, None]  # (kv heads, 1, head_dim, M_d)
         v = values[of_keys].permute(1, 0, 2)[:, None]  # (kv heads, 1, M_d, value_dim)
         key_places = torch.arange(of_keys.start, of_keys.stop, device=rows.device)
-        future = key_places[None, :] > places[:, None]  # (R_d, M_d)
-        scores = (q[:, :, of_queries] @ k).masked_fill(future, float("-inf"))
+        hidden = key_places[None, :] > places[:, None]  # (R_d, M_d)
+        if window is not None:
+            hidden |= key_places[None, :] <= places[:, None] + steps_on - window
+        scores = (q[:, :, of_queries] @ k).masked_fill(hidden, float("-inf"))
         scores = torch.cat([scores, *(s[:, :, of_queries] for s in own_scores)], dim=-1)
         weights = torch.softmax(scores.float(), dim=-1).to(v.dtype)
         out = weights[..., : v.shape[2]] @ v

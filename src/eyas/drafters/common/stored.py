@@ -17,7 +17,7 @@ class StoredDraft:
 
     ``aux_layer_ids`` are ours (stream after L layers), None where the folder does not name them and engines
     take their defaults. ``embedding`` [V, D] is the target's, where the folder brings it; ``config``
-    its JSON. ``window`` is how many tokens the draft looks back, None where it sees all of them.
+    its JSON.
     """
 
     architecture: str
@@ -27,7 +27,6 @@ class StoredDraft:
     tensors: dict[str, torch.Tensor]
     embedding: torch.Tensor | None
     config: dict[str, Any]
-    window: int | None
 
     def build(self, embedding: torch.Tensor | None, head: torch.Tensor | None = None) -> Any:
         """Build the draft; embedding and head [V, D] are the target's, for a draft that shares them."""

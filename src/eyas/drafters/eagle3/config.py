@@ -40,6 +40,8 @@ class DraftConfig:
     # state; one norm of all aux layers side by side before they are fused.
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    # Tokens back that a row sees in every layer, itself included; None: all.
+    sliding_window: int | None = None
     # Ranks and widths of attention over latents (MLA), named as in TargetSpec; None: grouped heads.
     latent_attention: Mapping[str, int] | None = None
 
@@ -84,12 +86,19 @@ def draft_config_for(
     hidden_size: int | None = None,
     num_layers: int = 1,
     attention: Literal["gqa", "mla"] = "gqa",
+    sliding_window: int | None = None,
 ) -> DraftConfig:
     """Copy the target's shape where nothing else is asked for and it suits a draft.
 
-    Raises: UserError when heads do not divide, or the target has no latent attention to copy.
+    Raises: UserError when heads do not divide, the target has no latent attention to copy, or such attention
+    is asked for with a window.
     """
     width = hidden_size or spec.hidden_size
+    if attention == "mla" and sliding_window is not None:
+        raise UserError(
+            f"draft.sliding_window={sliding_window} is given for latent attention, which engines serve without one",
+            hint="set draft.sliding_window=null, or draft.attention=gqa",
+        )
     if attention == "mla":
         latent = latent_shape(spec, num_key_value_heads)
         heads = kv_heads = num_attention_heads or spec.num_attention_heads
@@ -114,5 +123,6 @@ def draft_config_for(
         fc_norm=fc_norm,
         norm_output=norm_output,
         num_layers=num_layers,
+        sliding_window=sliding_window,
         latent_attention=latent,
     )

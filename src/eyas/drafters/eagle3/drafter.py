@@ -49,6 +49,7 @@ class Eagle3:
             settings.hidden_size,
             num_layers=settings.num_layers,
             attention=settings.attention,
+            sliding_window=settings.sliding_window,
         )
 
     def config_from_json(self, value: Mapping[str, Any]) -> DraftConfig:

@@ -13,6 +13,7 @@ import torch
 
 from eyas.drafters.common.attention import SequenceKeys
 from eyas.drafters.common.sglang_layers import eagle3_ids
+from eyas.drafters.common.window import window_keys
 from eyas.drafters.eagle3.config import DraftConfig
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
@@ -27,7 +28,8 @@ _LAYER_KEYS = (
     "model_type", "hidden_act", "hidden_size", "intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
     "max_position_embeddings", "rope_parameters",
-    "attention_bias", "mlp_bias", "vocab_size", "tie_word_embeddings", "torch_dtype",
+    "layer_types", "sliding_window", "attention_bias", "mlp_bias", "vocab_size", "tie_word_embeddings",
+    "torch_dtype",
     # vLLM hands on what stands here, and asks for it when there are not three aux layers.
     "num_aux_hidden_states",
 )  # fmt: skip
@@ -46,7 +48,7 @@ def logits(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> torch
     """Return the logits of consecutive rows at their first step: every tensor and the positions matter."""
     device = draft.embed_tokens.weight.device
     hidden, positions = draft.fuse(aux.to(device, torch.float32)), torch.arange(len(tokens), device=device)
-    return draft.logits(draft.carry(draft(tokens.to(device), hidden, positions, SequenceKeys())))
+    return draft.logits(draft.carry(draft(tokens.to(device), hidden, positions, SequenceKeys(draft.config.sliding_window))))
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -76,6 +78,7 @@ def native_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dic
         "rope_parameters": rope,
         "rope_theta": rope.get("rope_theta", 10000.0),
         "rope_scaling": scaling if scaling.get("rope_type", "default") != "default" else None,
+        **window_keys(config.sliding_window, config.num_layers),
         "attention_bias": False,
         "mlp_bias": False,
         "vocab_size": config.target_vocab_size,

@@ -12,6 +12,7 @@ import torch
 
 from eyas.drafters.common.heads_and_rope import latent_head_dim, latent_rope, whole_latent
 from eyas.drafters.common.stored import StoredDraft, check_tensors, target_ids_of
+from eyas.drafters.common.window import window_of
 from eyas.drafters.eagle3.config import DraftConfig
 from eyas.drafters.eagle3.model import Eagle3Draft
 from eyas.errors import ContractError, UserError
@@ -62,7 +63,6 @@ def read(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor])
     if "fc.weight" not in tensors:
         raise ContractError(f"{folder} has unknown or missing tensors: ['fc.weight']")
     shape, aux_layer_ids = _shape(config, inside, tensors), _aux_layer_ids(config)
-    window = _window(inside)
     if shape.num_layers > len(tensors):  # before they are made
         raise ValueError(f"{shape.num_layers} layers in {len(tensors)} tensors")
     with torch.device("meta"):
@@ -75,7 +75,7 @@ def read(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor])
         )
     check_tensors(folder, wanted, tensors)
     target_ids = target_ids_of(folder, d2t, shape.vocab_size)
-    return StoredDraft("eagle3", shape, aux_layer_ids, target_ids, tensors, embedding, config, window)
+    return StoredDraft("eagle3", shape, aux_layer_ids, target_ids, tensors, embedding, config)
 
 
 def _own_name(name: str) -> str:
@@ -112,6 +112,7 @@ def _shape(
         norm_before_residual=bool(config.get("norm_before_residual", inside is not config)),
         norm_before_fc=bool(config.get("norm_before_fc", inside.get("norm_before_fc", False))),
         num_layers=inside.get("num_hidden_layers", 1),
+        sliding_window=None if latent else window_of(inside),  # engines give latent attention none
         latent_attention=latent,
     )
 
@@ -121,11 +122,6 @@ def _latent_attention(inside: Mapping[str, Any]) -> dict[str, int] | None:
     if not inside.get("kv_lora_rank"):
         return None
     return whole_latent({key: inside.get(key) for key in LATENT_KEYS}, "this draft")
-
-
-def _window(inside: Mapping[str, Any]) -> int | None:
-    """Return the window in tokens; as in vLLM, None unless a layer's type is sliding attention."""
-    return int(inside["sliding_window"]) if "sliding_attention" in (inside.get("layer_types") or ()) else None
 
 
 def _aux_layer_ids(config: Mapping[str, Any]) -> tuple[int, ...] | None:

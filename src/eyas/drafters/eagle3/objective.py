@@ -170,6 +170,8 @@ def make_objective(
             f"train: a draft of {config.num_layers} layers takes the plain path; "
             "every row runs all of them but the last"
         )
+    elif config.sliding_window is not None and config.sliding_window < settings.ttt_steps:
+        say("train: a draft whose window is smaller than draft.ttt_steps takes the plain path")
     elif device.type == "cuda" and not FusedUnroll.fits(draft):
         say("train: the GPU kernels do not fit the draft's shape; the plain path trains it, slower")
     elif device.type == "cuda":

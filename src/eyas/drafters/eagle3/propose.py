@@ -16,7 +16,7 @@ class DraftChain:
 
     def __init__(self, draft: Eagle3Draft, target_ids: torch.Tensor) -> None:
         self.draft, self.target_ids = draft, target_ids
-        self.verified = SequenceKeys()
+        self.verified = SequenceKeys(draft.config.sliding_window)
 
     def propose(self, aux: torch.Tensor, following: Sequence[int], num_draft_tokens: int) -> list[int]:
         """Take verified rows (aux [R, A, D], the token after each) and draft from the last of them."""

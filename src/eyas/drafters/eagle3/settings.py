@@ -22,6 +22,9 @@ class Settings(DraftSettings):
     )
     num_attention_heads: PositiveInt | None = Field(None, description="query heads")
     num_key_value_heads: PositiveInt | None = Field(None, description="key/value heads")
+    sliding_window: PositiveInt | None = Field(
+        None, description="tokens back that the draft sees, the newest included, in every layer; null: all"
+    )
     fc_norm: bool = Field(
         True,
         description="EAGLE-3.1: norm each aux layer before they are fused; layer and fc then start as noise, "

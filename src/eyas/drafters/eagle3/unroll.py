@@ -40,7 +40,7 @@ def unroll(
     last, of which it needs no more than the keys: the row plan saves most for drafts of one layer.
     """
     plan = batch.plan
-    attend = PackedKeys(batch.documents[plan.keys])
+    attend = PackedKeys(batch.documents[plan.keys], draft.config.sliding_window)
     hidden, positions = draft.fuse(batch.aux[plan.keys]), batch.positions[plan.keys]
     for step in range(plan.num_steps):
         if step == 0:

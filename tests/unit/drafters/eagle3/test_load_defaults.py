@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.drafters.eagle3.load import _aux_layer_ids, _shape, _window
+from eyas.drafters.common.window import window_of
+from eyas.drafters.eagle3.load import _aux_layer_ids, _shape
+from eyas.errors import UserError
 
 LEAST = {
     "hidden_size": 32,
@@ -42,6 +44,7 @@ def test_the_least_configuration_has_the_defaults_of_engines() -> None:
         "norm_before_residual": False,
         "norm_before_fc": False,
         "num_layers": 1,
+        "sliding_window": None,
         "latent_attention": None,
     }
 
@@ -93,10 +96,20 @@ def test_in_the_speculators_format_only_norm_before_residual_is_on_when_it_is_le
         ({"sliding_window": 64, "layer_types": ["full_attention"]}, None),
         ({"sliding_window": 64, "layer_types": ["sliding_attention"]}, 64),
         ({"sliding_window": 64, "layer_types": None}, None),
+        ({"sliding_window": 64, "layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2}, 64),
+        # Of more types than layers the first ones count.
+        ({"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, 64),
     ],
 )
 def test_a_window_counts_where_a_layer_asks_for_it(config: dict[str, Any], window: int | None) -> None:
-    assert _window(config) == window
+    assert window_of(config) == window
+    assert shape_of(LEAST | config)["sliding_window"] == window
+
+
+def test_a_window_of_some_layers_only_is_refused() -> None:
+    types = ["sliding_attention", "full_attention"]
+    with pytest.raises(UserError, match="some layers of the draft have a window"):
+        window_of({"sliding_window": 64, "layer_types": types, "num_hidden_layers": 2})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from eyas.drafters.common.block.attention import BlockPlaces, PlainBlockAttention
 from eyas.drafters.common.block.config import BlockConfig
 from eyas.drafters.common.block.model import BlockDraft
+from eyas.drafters.common.window import window_keys
 from eyas.errors import ContractError
 from eyas.layer_ids import from_output_of, to_output_of
 from eyas.types import TargetSpec, VocabMap
@@ -73,7 +74,6 @@ def native_config(
     rope = dict(config.rope_parameters)
     scaling = {k: v for k, v in rope.items() if k != "rope_theta"}
     window = config.sliding_window
-    kind = "full_attention" if window is None else "sliding_attention"
     dflash: dict[str, Any] = {
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": outputs_of,
@@ -108,8 +108,7 @@ def native_config(
         "eos_token_id": list(spec.eos_token_ids),
         "logit_scale": config.logit_scale,
         # Qwen3's configuration drops a window that use_sliding_window does not confirm.
-        "layer_types": [kind] * config.num_layers,
-        "sliding_window": window,
+        **window_keys(window, config.num_layers),
         "use_sliding_window": window is not None,
         "max_window_layers": 0,
         "is_causal": config.causal,

@@ -12,12 +12,12 @@ import torch
 from eyas.drafters.common.block.config import BlockConfig
 from eyas.drafters.common.block.model import BlockDraft
 from eyas.drafters.common.stored import StoredDraft, check_tensors, target_ids_of
+from eyas.drafters.common.window import SLIDING
 from eyas.errors import ContractError, UserError
 from eyas.layer_ids import from_output_of
 
 _AGAIN = "export, copy or download it again"
 _LEAVE_OUT = "train one from the target instead: leave draft.init_from out"
-_SLIDING = "sliding_attention"
 # Keys that name something this draft does not compute, wherever a configuration holds them.
 _REFUSED = {
     "attention_bias": "has biases in its attention",
@@ -142,7 +142,7 @@ def read_block_draft(
     check_tensors(folder, wanted, tensors)
     target_ids = target_ids_of(folder, d2t, shape.vocab_size)
     ids = aux_layer_ids_of(config)
-    return StoredDraft(architecture, shape, ids, target_ids, tensors, embedding, config, window=None)
+    return StoredDraft(architecture, shape, ids, target_ids, tensors, embedding, config)
 
 
 def _layers(config: Mapping[str, Any]) -> list[tuple[int | None, bool]]:
@@ -158,11 +158,11 @@ def _layers(config: Mapping[str, Any]) -> list[tuple[int | None, bool]]:
 def _window_of(inside: Mapping[str, Any], dflash: Mapping[str, Any], layer: int) -> int | None:
     """As vLLM decides: ``use_swa`` makes every layer slide unless some layer's type says so already."""
     types = list(inside.get("layer_types") or ())
-    any_slides = _SLIDING in types
+    any_slides = SLIDING in types
     if not types or (dflash.get("use_swa") and not any_slides):
         slides = bool(dflash.get("use_swa"))
     else:
-        slides = types[layer] == _SLIDING
+        slides = types[layer] == SLIDING
     if not slides:
         return None
     return int(dflash["swa_window_size"] if "swa_window_size" in dflash else inside["sliding_window"])
@@ -179,4 +179,4 @@ def _is_causal(
     if dflash.get("causal") is not None:
         return bool(dflash["causal"])
     types = list(inside.get("layer_types") or ())
-    return bool(types) and types[layer] == _SLIDING
+    return bool(types) and types[layer] == SLIDING

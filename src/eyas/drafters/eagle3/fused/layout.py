@@ -15,7 +15,7 @@ class Steps:
 
     rows[k]: slice of step k. own[k]: slice of step k in the buffer of own keys (steps >= 1 only).
     own_index[k] [R_k, k]: each row's entries there. first[k], place[k] [R_k]: the range of step-0 keys
-    that each row sees. read[k]: the token each row reads.
+    that each row sees, ascending both; a window moves ``first``. read[k]: the token each row reads.
     """
 
     rows: list[slice]
@@ -26,7 +26,7 @@ class Steps:
     read: list[torch.Tensor]
 
     @classmethod
-    def of(cls, batch: PackedBatch[RowPlan]) -> "Steps":
+    def of(cls, batch: PackedBatch[RowPlan], window: int | None) -> "Steps":
         plan = batch.plan
         counts = [len(r) for r in plan.rows if len(r)]  # later steps of short answers have no rows
         ends = list(accumulate(counts))
@@ -43,8 +43,11 @@ class Steps:
                 index = torch.cat([index[plan.keep[k]], entries[:, None]], dim=1)
             steps.own_index.append(index)
             rows = plan.rows[k]
-            steps.first.append(torch.searchsorted(key_documents, batch.documents[rows]).int())
-            steps.place.append(plan.key_places[k].int())
+            place = plan.key_places[k].int()
+            first = torch.searchsorted(key_documents, batch.documents[rows]).int()
+            # The query stands k positions after its row; a window holds all steps, or the plain path is taken.
+            steps.first.append(first if window is None else torch.maximum(first, place + (k + 1 - window)))
+            steps.place.append(place)
             steps.read.append(batch.tokens[rows + 1 + k])
         return steps
 

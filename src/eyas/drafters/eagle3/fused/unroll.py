@@ -83,7 +83,7 @@ class FusedUnroll:
         with_gradients: bool = True,
     ) -> UnrollResult:
         """Unroll over a batch; with ``with_gradients``, add the gradients of the summed loss."""
-        steps = Steps.of(batch)
+        steps = Steps.of(batch, self.draft.config.sliding_window)
         row_losses = torch.zeros(steps.num_rows, dtype=torch.float32, device=batch.tokens.device)
         agrees: list[torch.Tensor] = []
         saved = self._start(batch, steps)
