@@ -202,6 +202,8 @@ def test_latent_attention_is_copied_from_a_target_that_has_it_or_refused() -> No
         draft_config_for(SPEC, 10, attention="mla")
     with pytest.raises(UserError, match=r"draft\.num_key_value_heads=2 means nothing"):
         draft_config_for(DEEPSEEK, 10, num_key_value_heads=2, attention="mla")
+    with pytest.raises(UserError, match=r"draft\.sliding_window=8 is given for latent attention"):
+        draft_config_for(DEEPSEEK, 10, attention="mla", sliding_window=8)
     lite = dataclasses.replace(DEEPSEEK, latent_attention=LATENT | {"q_lora_rank": None})  # DeepSeek-V2-Lite
     with pytest.raises(UserError, match="has no q_lora_rank, and vLLM serves no draft without it"):
         draft_config_for(lite, 10, attention="mla")

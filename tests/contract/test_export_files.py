@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_export import PARTIAL, change_tensors, export, verify
 
+from eyas import registry
 from eyas.drafters.eagle3.config import draft_config_for
 from eyas.drafters.eagle3.export import speculators_config
 from eyas.drafters.eagle3.model import Eagle3Draft
@@ -139,6 +140,18 @@ def test_every_key_that_engines_read_has_the_value_of_the_draft(tmp_path: Path) 
     assert eyas["target"] == spec.to_json()
     assert eyas["target_fingerprint"] == spec.fingerprint
     assert eyas["vocab_fingerprint"] == PARTIAL.fingerprint
+
+
+@pytest.mark.parametrize("form", ["native", "speculators"])
+def test_a_window_is_written_for_every_layer_and_read_again(tmp_path: Path, form: str) -> None:
+    draft = Eagle3Draft(draft_config_for(make_spec(), len(PARTIAL), num_layers=2, sliding_window=9))
+    exporter = registry.resolve(registry.EXPORTERS, form, "exporter")("eagle3")
+    exporter.write(tmp_path, draft, make_spec(), PARTIAL, True)
+    config = config_of(tmp_path)
+    inside = config.get("transformer_layer_config", config)
+    assert inside["layer_types"] == ["sliding_attention"] * 2
+    assert inside["sliding_window"] == 9
+    assert read_draft(tmp_path).shape == draft.config
 
 
 def test_weights_that_were_changed_do_not_have_the_recorded_checksum(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_training_goes_on_from_an_exported_draft(tmp_path: Path, run_file: Path,
     assert best is not None
     stored = read_draft(exported)
     checkpoint = read_checkpoint(best)
-    assert checkpoint.config.sliding_window == (12 if format == "speculators" else None)
+    assert checkpoint.draft_config.sliding_window == (12 if format == "speculators" else None)
     assert checkpoint.vocab.target_ids.tolist() == stored.target_ids.tolist()
     from safetensors.torch import load_file
 

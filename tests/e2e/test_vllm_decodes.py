@@ -138,7 +138,7 @@ def make(root: Path, kind: Kind) -> Exported:
     exporter.verify(folder, trainer.draft, trainer.vocab, one.aux, tokens)
 
     draft, target_ids, _ = load_export(folder, read_teacher(target, spec).embedding.float())
-    total, answers = Acceptance.empty(K), {}
+    total, unbounded, answers = Acceptance.empty(K), Acceptance.empty(K), {}
     for prompt in kind.prompts:
         ids = list(prompt.token_ids)
         chain = DraftChain(draft, target_ids)
@@ -148,7 +148,14 @@ def make(root: Path, kind: Kind) -> Exported:
         assert decoded.acceptance is not None
         answers[prompt.prompt_id] = plain.token_ids
         total += decoded.acceptance
+        if kind.window is not None:
+            chain = DraftChain(draft, target_ids)
+            chain.verified.window = None
+            decoded = decode_speculative(engine.session(), chain, ids, K, NUM_TOKENS, spec.eos_token_ids)
+            assert decoded.acceptance is not None
+            unbounded += decoded.acceptance
     engine.close()
+    assert unbounded != total, "a window that changes nothing proves nothing"
     assert total.length > 1.1, "a draft that is never right proves nothing"
     return Exported(target, folder, kind.prompts, answers, total)
 

@@ -38,8 +38,8 @@ HandOver = Callable[[str, torch.Tensor], None]
 class DraftConfig(Protocol):
     """A frozen dataclass: all it takes to build a draft.
 
-    ``vocab_size`` W is the draft's vocabulary, ``target_vocab_size`` V the target's. ``sliding_window`` is how
-    many tokens back the draft sees, None where it sees all of them.
+    ``vocab_size`` W is the draft's vocabulary, ``target_vocab_size`` V the target's. ``sliding_window`` is
+    how many tokens back the draft sees, None where it sees all of them.
     """
 
     @property

@@ -193,8 +193,8 @@ class EngineInfo:
         )
         return trouble
 
-    def short_command(self, kind: str, target: str, num_draft_tokens: int) -> str:
-        """Return a command that a person serves a draft of this kind with, on several lines."""
+    def short_command(self, kind: str, target: str, num_draft_tokens: int, draft: Path) -> str:
+        """Return a command that a person serves the draft of a folder with, which it calls THIS_FOLDER."""
         raise NotImplementedError
 
     def least_version(self, kind: str, layers: ReadLayers) -> str | None:

@@ -42,7 +42,7 @@ target's own and come faster. It is of no use alone. Made by eyas {eyas.__versio
 
 ## Serve it
 
-{_commands(run, named, tokens)}
+{_commands(run, named, tokens, folder)}
 
 It reads the target's hidden states after layers {layers}; engines take them from config.json.
 
@@ -58,7 +58,7 @@ It reads the target's hidden states after layers {layers}; engines take them fro
         beside.write_text(text, encoding="utf-8")
 
 
-def _commands(run: FinishedRun, named: str, tokens: int) -> str:
+def _commands(run: FinishedRun, named: str, tokens: int, folder: Path) -> str:
     """Say for each engine how it serves the draft, or why it does not; the default one comes first."""
     kind, troubles = run.drafter.name, run.facts("export").get("engine_troubles", {})
     said = []
@@ -68,7 +68,7 @@ def _commands(run: FinishedRun, named: str, tokens: int) -> str:
         else:
             if oldest := info.least_version(kind, run.spec.read_layers):
                 said.append(f"{info.title} {oldest} or later:")
-            said.append(indent(info.short_command(kind, named, tokens), "    "))
+            said.append(indent(info.short_command(kind, named, tokens, folder), "    "))
     return "\n\n".join(said)
 
 

@@ -63,6 +63,7 @@ def test_only_sglang_has_trouble_with_a_draft_of_another_norm_order() -> None:
         latent_attention=None,
         num_layers=1,
         num_aux_layers=3,
+        sliding_window=64,
     )
     assert draft_troubles("eagle3", shape, LAYERS) == {}
     shape.norm_before_fc = True

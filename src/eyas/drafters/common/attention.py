@@ -1,9 +1,9 @@
 """Plain attention over a draft's rows, and the two ways in which their keys and values are kept.
 
 A draft's layers compute queries, keys and values. The object that takes them knows which rows see which keys:
-training keeps the keys of packed documents, decoding those of one sequence. With a window of w tokens the query
-of position p sees the keys of positions above p - w, as in vLLM's kernels: rows ascend by one position, so rows
-count as positions.
+training keeps the keys of packed documents, decoding those of one sequence. With a window of w tokens the
+query of position p sees the keys of positions above p - w, as in vLLM's kernels. A document's rows ascend by
+one position each, so differences of rows are those of positions.
 """
 
 from collections.abc import Sequence

@@ -96,7 +96,7 @@ def draft_config_for(
     width = hidden_size or spec.hidden_size
     if attention == "mla" and sliding_window is not None:
         raise UserError(
-            f"draft.sliding_window={sliding_window} is given for latent attention, which engines serve without one",
+            f"draft.sliding_window={sliding_window} is given for latent attention, which no engine serves so",
             hint="set draft.sliding_window=null, or draft.attention=gqa",
         )
     if attention == "mla":

@@ -46,9 +46,9 @@ def tensors(draft: Eagle3Draft) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def logits(draft: Eagle3Draft, aux: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return the logits of consecutive rows at their first step: every tensor and the positions matter."""
-    device = draft.embed_tokens.weight.device
+    device, keys = draft.embed_tokens.weight.device, SequenceKeys(draft.config.sliding_window)
     hidden, positions = draft.fuse(aux.to(device, torch.float32)), torch.arange(len(tokens), device=device)
-    return draft.logits(draft.carry(draft(tokens.to(device), hidden, positions, SequenceKeys(draft.config.sliding_window))))
+    return draft.logits(draft.carry(draft(tokens.to(device), hidden, positions, keys)))
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -78,7 +78,8 @@ def native_config(config: DraftConfig, spec: TargetSpec, vocab: VocabMap) -> dic
         "rope_parameters": rope,
         "rope_theta": rope.get("rope_theta", 10000.0),
         "rope_scaling": scaling if scaling.get("rope_type", "default") != "default" else None,
-        **window_keys(config.sliding_window, config.num_layers),
+        # Without these keys engines see every token.
+        **({} if config.sliding_window is None else window_keys(config.sliding_window, config.num_layers)),
         "attention_bias": False,
         "mlp_bias": False,
         "vocab_size": config.target_vocab_size,
@@ -147,7 +148,7 @@ def speculators_config(native: dict[str, Any]) -> dict[str, Any]:
             ],
             "verifier": {"name_or_path": spec["model"], "architectures": [spec["architecture"]]},
         },
-        "transformer_layer_config": {key: native[key] for key in _LAYER_KEYS},
+        "transformer_layer_config": {key: native[key] for key in _LAYER_KEYS if key in native},
         "draft_vocab_size": native["draft_vocab_size"],
         "target_hidden_size": native["target_hidden_size"],
         "eagle_aux_hidden_state_layer_ids": native["eagle_aux_hidden_state_layer_ids"],

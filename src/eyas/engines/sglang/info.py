@@ -64,8 +64,9 @@ class SglangInfo(EngineInfo):
             raise UserError(found.trouble, found.hint)
         return found.version
 
-    def short_command(self, kind: str, target: str, num_draft_tokens: int) -> str:
-        words = self.draft_file(kind).arguments("THIS_FOLDER", num_draft_tokens)
+    def short_command(self, kind: str, target: str, num_draft_tokens: int, draft: Path) -> str:
+        words = self.draft_file(kind).arguments(str(draft), num_draft_tokens)
+        words = ["THIS_FOLDER" if word == str(draft) else word for word in words]
         pairs = [" ".join(words[i : i + 2]) for i in range(0, len(words), 2)]
         lines = [f"python -m sglang.launch_server --model-path {target} {pairs[0]}"]
         lines += [f"  {' '.join(pairs[i : i + 2])}" for i in range(1, len(pairs), 2)]

@@ -127,7 +127,7 @@ class VllmInfo(EngineInfo):
         versions.check_draft_support(spec, self.draft_file(server.kind))
         versions.check_parallel(spec, server.tp_size)
 
-    def short_command(self, kind: str, target: str, num_draft_tokens: int) -> str:
+    def short_command(self, kind: str, target: str, num_draft_tokens: int, draft: Path) -> str:
         config = json.dumps(self.draft_file(kind).speculative_config("THIS_FOLDER", num_draft_tokens))
         return f"vllm serve {target} \\\n  --speculative-config '{config}'"
 

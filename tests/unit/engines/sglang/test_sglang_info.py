@@ -1,10 +1,13 @@
 """SGLang's command line, and what eyas asks of an SGLang that it does not start."""
 
 import itertools
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from eyas.drafters.common.window import window_keys
 from eyas.engines.info import DraftServer, Installed, engine_info
 from eyas.errors import UserError
 
@@ -35,6 +38,21 @@ def test_the_command_holds_target_draft_chain_and_address() -> None:
     assert "--mem-fraction-static" not in words, "its share counts other things than vLLM's"
     assert words[-2:] == ["--log-level", "info"]
     assert "--tp" not in INFO.serve_command(server(), on_cpu=False)
+
+
+@pytest.mark.parametrize(("window", "told"), [(None, None), (64, "63")])
+def test_sglang_is_told_an_eagle_3_drafts_window(
+    tmp_path: Path, window: int | None, told: str | None
+) -> None:
+    """Its class of Llama drafts takes none from config.json, and its windows do not count the query."""
+    inside = window_keys(window, 1) | {"num_hidden_layers": 1}
+    for config in (inside, {"transformer_layer_config": inside}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        words = INFO.serve_command(replace(server(), draft=tmp_path), on_cpu=False)
+        assert dict(itertools.pairwise(words)).get("--speculative-draft-window-size") == told
+        command = INFO.short_command("eagle3", "owner/target", 3, tmp_path)
+        assert "--speculative-draft-model-path THIS_FOLDER" in command
+        assert ("--speculative-draft-window-size 63" in command) == (told == "63")
 
 
 def test_a_kind_of_draft_without_a_file_for_it_is_refused() -> None:

@@ -1,8 +1,9 @@
 """Attention of draft rows on a GPU: one flash kernel over step-0 keys and a row's own later keys.
 
-A row sees the step-0 keys ``first .. place`` (its document up to itself, or the end of that) and one own key for each later
-step so far. Own keys seed the running softmax, so the log-sum-exp that comes out is the merged one. Query
-heads that share a key head are packed into one tile. Rows ascend, so a tile's keys are one range.
+A row sees the step-0 keys ``first .. place`` (its document up to itself, or as much of that as its window
+holds) and one own key for each later step so far. Own keys seed the running softmax, so the log-sum-exp that
+comes out is the merged one. Query heads that share a key head are packed into one tile. Rows ascend, so a
+tile's keys are one range.
 
 Source: FlashAttention-2, arXiv 2307.08691; the extra own-row scores are those of EAGLE-3's unroll.
 """
@@ -125,7 +126,7 @@ def _forward(
     first_row = (tile * BLOCK_M) // GROUP_P2
     last_row = tl.minimum(first_row + BLOCK_M // GROUP_P2, num_rows) - 1
     begin, end = tl.load(first_of + first_row), tl.load(place_of + last_row) + 1
-    # Keys that every row of the tile sees need no mask; they are looked for where all its rows begin at one key.
+    # Keys that every row of the tile sees need no mask; they are sought where all its rows begin at one key.
     shared = tl.load(place_of + first_row) + 1 - begin
     shared = tl.where(tl.load(first_of + last_row) == begin, shared // BLOCK_N * BLOCK_N, 0)
     acc, top, total = _forward_keys(

@@ -45,7 +45,7 @@ class Steps:
             rows = plan.rows[k]
             place = plan.key_places[k].int()
             first = torch.searchsorted(key_documents, batch.documents[rows]).int()
-            # The query stands k positions after its row; a window holds all steps, or the plain path is taken.
+            # The query is k positions after its row. A window holds all steps, or the plain path is taken.
             steps.first.append(first if window is None else torch.maximum(first, place + (k + 1 - window)))
             steps.place.append(place)
             steps.read.append(batch.tokens[rows + 1 + k])
