@@ -30,7 +30,7 @@ from eyas.engines.vllm import state_transfer as staging
 from eyas.engines.vllm.engine import VllmEngine
 from eyas.engines.vllm.state_transfer import layer_digests
 from eyas.engines.vllm.versions import CPU_CACHE_SIZED, installed_version
-from eyas.types import Failure, HiddenStates
+from eyas.types import Completion, Failure, HiddenStates
 
 # vLLM warns of much that is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -291,3 +291,25 @@ def test_the_environment_is_as_it_was_after_a_start(llama: Path, make: Engines) 
         for k in changed
         if k.startswith("VLLM_") and k in ("VLLM_LOGGING_LEVEL", "VLLM_USE_V2_MODEL_RUNNER")
     ]
+
+
+def test_one_start_answers_and_captures_by_turns(llama: Path, make: Engines) -> None:
+    prompts = [Prompt(f"p{n}", tuple(range(3, 3 + n))) for n in (3, 40, 90)]
+    sampling = Sampling(max_new_tokens=12)
+    alone = {c.prompt_id: c for c in make(llama).generate(prompts, sampling) if isinstance(c, Completion)}
+    make.close()
+    spec = spec_of_model(llama, AUX)
+    engine = VllmEngine(llama, spec, batch_tokens=64, batch_size=4, answers=True, in_process=True)
+    samples = mixed_samples(LENGTHS)
+    try:
+        sessions = set()
+        for _turn in range(2):
+            found = {c.prompt_id: c for c in engine.generate(prompts, sampling) if isinstance(c, Completion)}
+            assert found == alone
+            sessions.add(id(engine._session))
+            states = states_by_id(engine.capture(samples))
+            assert worst_difference(states, reference_states(llama, spec, samples)) < EXACT
+            sessions.add(id(engine._session))
+        assert len(sessions) == 1
+    finally:
+        engine.close()

@@ -193,3 +193,13 @@ def check_gpu_share(config: RunConfig, training_bytes: float, gpu_bytes: int) ->
             if fitting > 0
             else "lower train.batch_tokens, or store the states with train.source=store",
         )
+
+
+def shares_start(config: RunConfig, stage: str) -> bool:
+    """Whether a stage takes the one engine that does regenerate and extract when ``eyas run`` does both."""
+    regenerate, extract = config.regenerate, config.extract
+    from_elsewhere = (regenerate.endpoint, extract.endpoint, extract.prepared_data, extract.fleet)
+    if stage not in ("regenerate", "extract") or any(other is not None for other in from_elsewhere):
+        return False
+    same = regenerate.enabled and regenerate.engine == extract.engine
+    return same and engine_info(extract.engine).answers_as_it_captures(config)

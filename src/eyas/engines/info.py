@@ -124,6 +124,10 @@ class EngineInfo:
         work = batch * ((spec.num_aux_layers + 3) * spec.hidden_size + 3 * spec.intermediate_size)
         return target.weight_bytes + work, "weights and one batch"
 
+    def answers_as_it_captures(self, config: "RunConfig") -> bool:
+        """Whether one engine (``answers=True``) may answer and capture, no slower than two."""
+        return False
+
     def start(
         self, config: "RunConfig", folder: Path, spec: "TargetSpec", device: str, **settings: Any
     ) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 from eyas.config.load import LoadedConfig
 from eyas.config.schema import RunConfig
+from eyas.engines.checks import shares_start
 from eyas.plan import estimates
 from eyas.plan.estimates import PlannedDraft
 from eyas.plan.gpu_use import planned_gpus
@@ -95,6 +96,8 @@ def plan(
     draft = PlannedDraft(context.drafter, shape_of_draft)
     uses, shared = planned_gpus(config, shape, found, draft, gpus, gpu_memory)
     notes += [f"the run would be refused: {shared}"] if shared else []
+    if shares_start(config, "extract"):
+        notes.append(f"regenerate and extract share one start of {config.extract.engine} in eyas run")
     return Plan(
         shape=shape,
         tokens=found,

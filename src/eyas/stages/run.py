@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 from torch.distributed import is_torchelastic_launched
 
+from eyas.engines.checks import shares_start
 from eyas.errors import UserError
 from eyas.files import absent_folders, remove_empty, remove_folder, remove_litter
 from eyas.locks import hold
@@ -60,10 +61,12 @@ def run(context: RunContext, as_json: bool = False, summary: bool = True) -> Non
         ):
             check_held_out(context.config.data.validation_fraction)
             check_settings(context, stages)
-            for name in stages:
-                _run_shown(context, name)
-                if name in ("prepare", "extract"):
-                    check_held_out(num_held_out(context))
+            with closing(context.owner):
+                for name in stages:
+                    context.owner.keep(shares_start(context.config, name))
+                    _run_shown(context, name)
+                    if name in ("prepare", "extract"):
+                        check_held_out(num_held_out(context))
             finished, page = finished_run(context), report_path(context)
     except UserError:
         if not context.began:  # refused at its start: nothing has changed

@@ -19,6 +19,7 @@ from eyas.config.schema import RunConfig
 from eyas.data.prepared import SPLITS, Split
 from eyas.drafters.layers_read import captured_by_default, layers_read
 from eyas.engines.info import engine_info
+from eyas.engines.owner import EngineOwner
 from eyas.errors import ContractError, UserError
 from eyas.evaluations import other_evaluations
 from eyas.files import atomic_file, fingerprint
@@ -65,6 +66,7 @@ class RunContext:
     at_work: dict[str, Path] = field(default_factory=dict)
     # When each stage began to work in this process, for the time it took (seconds of a monotonic clock).
     began: dict[str, float] = field(default_factory=dict)
+    owner: EngineOwner = field(default_factory=EngineOwner)
 
     @property
     def config(self) -> RunConfig:
@@ -179,7 +181,13 @@ class RunContext:
         # Only here is the whole model needed.
         folder = locate(self.config.target.model, self.config.target.revision)
         device = settings.pop("device", self.device)
-        return info.start(self.config, folder, spec or self.spec, device, **settings)
+        start = functools.partial(info.start, self.config, folder, spec or self.spec, device)
+        if not self.owner.keeps or name != self.config.extract.engine:
+            return start(**settings)
+        extract, regenerate = self.config.extract, self.config.regenerate
+        batch_size = max(extract.batch_size, regenerate.batch_size)
+        shared = functools.partial(start, batch_tokens=extract.batch_tokens, batch_size=batch_size)
+        return self.owner.lend(lambda: shared(answers=True))
 
     def open_target(self) -> Any:
         """Load the target into the reference engine, on a device that has room for it.

@@ -47,7 +47,7 @@ class VllmEngine:
     that import the program anew, so a script of one's own needs ``if __name__ == "__main__":``.
     With ``endpoint`` a server captures instead, and nothing is started or needs to be installed here.
     ``max_length`` is the longest sample it will be given; by default all that the target allows.
-    ``in_process`` is for tests of one rank.
+    With ``answers`` one start does both, by hooks. ``in_process`` is for tests of one rank.
     """
 
     streams = True
@@ -64,6 +64,7 @@ class VllmEngine:
         device: str = "cpu",
         trust_remote_code: bool = False,
         endpoint: str | None = None,
+        answers: bool = False,
         in_process: bool = False,
     ) -> None:
         settings = settings or VllmSettings()
@@ -72,11 +73,12 @@ class VllmEngine:
         longest = spec.max_position_embeddings
         self.max_length = min(max_length or longest, longest)
         self.trust_remote_code, self.in_process = trust_remote_code, in_process
-        self.endpoint = endpoint
+        self.endpoint, self.answers = endpoint, answers
         if endpoint is None:
             num_ranks = settings.tensor_parallel_size
             check_parallel(spec, num_ranks)
-            self.way = choose_way(settings.capture, installed_version(), spec, num_ranks)
+            asked = "worker" if answers else settings.capture
+            self.way = choose_way(asked, installed_version(), spec, num_ranks)
         self._session: Session | None = None
         self._server: ServerSession | None = None
         self._num_requests = 0
@@ -145,12 +147,15 @@ class VllmEngine:
 
     def _generating(self, num_tokens: int) -> Session:
         running = self._session
-        if running is not None and (running.plan.way or running.plan.max_model_len < num_tokens):
-            self.close()
+        if running is not None:
+            captures_only = running.plan.way is not None and not self.answers
+            if captures_only or running.plan.max_model_len < num_tokens:
+                self.close()
         if self._session is None:
             # A power of two, so that later and longer turns of a dialogue rarely need a new start.
             length = min(1 << (num_tokens - 1).bit_length(), self.spec.max_position_embeddings)
-            self._session = self._start(max(length, num_tokens), capture=False)
+            least = self.max_length + 1 if self.answers else 0
+            self._session = self._start(max(length, num_tokens, least), capture=self.answers)
         return self._session
 
     def _start(self, max_model_len: int, capture: bool) -> Session:

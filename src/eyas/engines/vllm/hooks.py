@@ -121,7 +121,7 @@ class StreamHooks:
         missing = [i for i in self.layer_ids if i not in self._seen]
         if missing:
             reason = f"hooks saw nothing at layer {missing[0]}: is the model compiled?"
-            for req_id in num_scheduled:
+            for req_id in filter(self._is_named, num_scheduled):
                 self._refuse(req_id, reason)
             return
         # Rows beyond those scheduled are padding.
@@ -142,8 +142,9 @@ class StreamHooks:
         self, req_id: str, first: int, rows: slice, states: torch.Tensor, figures: torch.Tensor
     ) -> None:
         """Put the rows of one request's chunk where they belong; write it out when it is whole."""
-        state = self.runner.requests[req_id]
-        prompt = torch.tensor(state.prompt_token_ids)
+        if not self._is_named(req_id):
+            return
+        prompt = torch.tensor(self.runner.requests[req_id].prompt_token_ids)
         stop = min(first + rows.stop - rows.start, len(prompt))  # rows beyond are generated tokens
         if req_id in self._written or first >= len(prompt):
             return
@@ -193,6 +194,10 @@ class StreamHooks:
         self._open.pop(req_id, None)
         if self.rank == 0:
             write_error(self._path(req_id), reason)
+
+    def _is_named(self, req_id: str) -> bool:
+        """Whether a request's states are asked for; other requests are answered only."""
+        return NAME_KEY in (self.runner.requests[req_id].sampling_params.extra_args or {})
 
     def _path(self, req_id: str) -> Path:
         return self.folder / self.runner.requests[req_id].sampling_params.extra_args[NAME_KEY]

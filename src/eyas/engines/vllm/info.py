@@ -71,6 +71,15 @@ class VllmInfo(EngineInfo):
             f"states) for one sample of {config.data.max_length:,} tokens at least",
         )
 
+    def answers_as_it_captures(self, config: "RunConfig") -> bool:
+        from eyas.engines.vllm import versions
+
+        # With hooks, which need eager mode: on a GPU answers would be slower. The facility computes two rows
+        # for each token of an answer, and a further argument may be prefix caching, whose rows hooks miss.
+        settings = config.vllm
+        by_hooks = settings.capture != "native" and not settings.engine_args
+        return by_hooks and versions.is_installed() and versions.is_cpu_build()
+
     def baseline(self, name: str, target: Path, spec: "TargetSpec") -> "Baseline":
         from eyas.engines.vllm.baselines import parse_baseline
 
