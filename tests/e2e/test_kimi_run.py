@@ -73,8 +73,15 @@ def test_the_recipe_runs_from_the_first_stage_to_the_last(
     screen = eyas("run", "-c", RECIPE, *sizes(tmp_path, dequantised(kimi, tmp_path / "plain")))
     assert screen.code == 0, screen.err
     assert screen.err.count("the engine passed the probe") == 1
+    assert screen.err.count("the engine that is running serves this stage too") == 1
     report = report_of(tmp_path)
     served = report["served"]
+    assert served["deployment"] == {
+        "prefix caching": "off",
+        "chunked prefill": "on",
+        "key/value cache": "float32",
+        "weights": "float32",
+    }
     assert served["agreement"]["broken"] == []
     assert served["agreement"]["compared"] == 3
     low, high = served["agreement"]["served"]

@@ -1,6 +1,6 @@
 """What comes out of prompts answered at a given concurrency: answers, and how long they took."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -50,6 +50,11 @@ class OpenLoopDecoder(Decoder, Protocol):
     @property
     def runner(self) -> str | None:
         """Which of the engine's model runners computes; None where there is one, or it is not known."""
+
+    @property
+    def deployment(self) -> Mapping[str, str]:
+        """Settings of production that change speed or rounding, by name, as they are in effect."""
+        ...
 
     def answer_at(self, prompts: Sequence[Prompt], arrivals_s: Sequence[float], sampling: Sampling) -> Served:
         """Answer every prompt, each sent at its time after the start; times count from the arrival."""

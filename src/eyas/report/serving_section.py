@@ -27,6 +27,8 @@ def served_rows(served: Mapping[str, Any]) -> list[tuple[str, str]]:
         later = f"between outputs {_ms(point['inter_token_s'])}, p99 {_ms(point['inter_token_p99_s'])}"
         rate = f"{point['requests_per_s']:g} arrive a second"
         rows.append((rate, f"{_name(point)}: {first}; {later}; {point['tokens_per_s']:,.1f} tokens/s"))
+    if deployment := served.get("deployment"):
+        rows.append(("measured with", ", ".join(f"{name} {value}" for name, value in deployment.items())))
     runners = served.get("runners", {})
     if len(set(runners.values())) > 1:
         names = (f"{_served_as(name)}: {runner or 'unknown'}" for name, runner in runners.items())

@@ -63,10 +63,12 @@ def measure_served(run: ServedRun, held_out: HeldOut) -> dict[str, Any]:
     else:
         say(f"evaluate: with K = {', '.join(map(str, measured.done))} it was measured before")
     compared = Compared([])
+    deployment: dict[str, str] | None = None
     for served_as, decoder in _decoders(run, measured):
         with closing(decoder):
             if isinstance(decoder, OpenLoopDecoder):
                 measured.runners[str(served_as)] = decoder.runner
+                deployment = dict(decoder.deployment)
             if any(group.dialogues for group in measured.groups):
                 measured.left_out += answer_turns(
                     decoder, measured.groups, run.renderer, settings, max_positions
@@ -90,6 +92,7 @@ def measure_served(run: ServedRun, held_out: HeldOut) -> dict[str, Any]:
         "points": [dataclasses.asdict(p) for p in points],
         "arrivals": [dataclasses.asdict(p) for p in measured.arrivals],
         "runners": measured.runners,
+        "deployment": deployment,
         "categories": measured.categories,
         "lossless": {
             "compared": compared.answers,

@@ -1,6 +1,7 @@
 """Open-loop arrivals: when requests come, and what is said of them."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -52,6 +53,7 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 class Decoder:
     runner = "V2"
+    deployment: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
         self.asked: list[list[float]] = []

@@ -89,6 +89,7 @@ def test_the_report_says_what_the_test_could_have_found() -> None:
         "left_out": 0,
         "points": [],
         "categories": [],
+        "deployment": {"prefix caching": "off", "key/value cache": "fp8"},
         "lossless": {"compared": 8, "differences": [1, 2, 3, 4], "rounding": rounding},
         "sampled": compare_sampled(sampled_with([0.5, 0.3, 0.2])),
         "agreement": {"broken": ["x"]},
@@ -98,3 +99,4 @@ def test_the_report_says_what_the_test_could_have_found() -> None:
     assert rows["lossless"] == "8 answers compared, 4 near-ties, 25% of them with a gap above 0.125 logits"
     assert "the target's distribution" in rows["sampling"]
     assert "nine times in ten" in rows["sampling"]
+    assert rows["measured with"] == "prefix caching off, key/value cache fp8"

@@ -23,6 +23,7 @@ from eyas.errors import EyasError, UserError
 from eyas.types import Failure, TargetSpec
 
 _BATCH_TOKENS = 8192
+_ON = {True: "on", False: "off", None: "unknown"}
 
 
 class VllmDecoder:
@@ -75,6 +76,18 @@ class VllmDecoder:
         """Which of vLLM's model runners computes here; None from a version that does not say."""
         second = getattr(self.engine.vllm_config, "use_v2_model_runner", None)
         return None if second is None else "V2" if second else "V1"
+
+    @property
+    def deployment(self) -> dict[str, str]:
+        config = self.engine.vllm_config
+        chunks = getattr(config.scheduler_config, "enable_chunked_prefill", None)
+        cache = str(config.cache_config.cache_dtype)
+        return {
+            "prefix caching": _ON[config.cache_config.enable_prefix_caching],
+            "chunked prefill": _ON[chunks],
+            "key/value cache": self.spec.dtype if cache == "auto" else cache,
+            "weights": str(config.model_config.quantization or self.spec.dtype),
+        }
 
     def answer(self, prompts: Sequence[Prompt], concurrency: int, sampling: Sampling) -> Served:
         return self._serve(ClosedLoop(prompts, concurrency), sampling)
