@@ -35,9 +35,20 @@ def summary_rows(run: FinishedRun) -> list[tuple[str, str]]:
             f"{report['acceptance']:.3f}{interval_text(report)} decoded, {report['predicted']:.3f} predicted"
             + (" (of other texts, see the report)" if prediction_note(run) else ""),
         ),
+        *context_rows(report),
         ("identical outputs", identical_of(report)),
         ("speed", f"{with_draft:.1f} tokens/s with the draft{compared} ({place})"),
     ]
+
+
+def context_rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the acceptance lengths by the length of the context, where prompts differ in it."""
+    found = report.get("by_context", {})  # reports of earlier versions have none
+    lengths = found.get("decoded") or found.get("predicted") or {}
+    if len(lengths) < 2:
+        return []
+    parts = (f"{name} {row['length']:.2f} ({row['num_rounds']:,} rounds)" for name, row in lengths.items())
+    return [("acceptance length, by context", ", ".join(parts))]
 
 
 def interval_text(report: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,15 +30,17 @@ _BEGINNING = 16
 
 @dataclass(frozen=True)
 class HeldOut:
-    """By prompt: the stored answer as far as it will be decoded, and the acceptance its states predict.
+    """By prompt: the stored answer as far as it will be decoded, and the acceptance its states predict, as
+    sums and round by round.
 
-    Both are empty for a draft that is measured without a run.
+    All three are empty for a draft that is measured without a run.
     """
 
     prompts: list[Prompt]
     stored: dict[str, tuple[int, ...]]
     predicted: dict[str, Acceptance]
     here: Here | None
+    predicted_rounds: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def as_stored(self, answers: Mapping[str, Sequence[int]]) -> list[str]:
         """Return the prompts whose answer is the stored one: of these alone the prediction is exact."""

@@ -8,6 +8,7 @@ from typing import Any
 from eyas.config.schema import EvaluateSettings
 from eyas.drafters.common.acceptance import Acceptance
 from eyas.evaluate.bootstrap import length_interval
+from eyas.evaluate.contexts import by_context
 from eyas.evaluate.decode import Decoded
 from eyas.evaluate.lossless import check_lossless, check_rounding
 from eyas.evaluate.two_samples import check_sampled
@@ -36,6 +37,7 @@ def evaluation_report(
         "predicted_rates": predicted.rates,
         "predicted_interval": length_interval(list(held_out.predicted.values())),
         "prompts": _by_prompt(held_out),
+        "by_context": _by_context(held_out, settings.num_draft_tokens),
         "served": served,
     }
     differences = [vars(d) for d in here.differences] if here else []
@@ -92,6 +94,25 @@ def _by_prompt(held_out: HeldOut) -> dict[str, dict[str, Any]]:
     parts = {"decoded": held_out.decoded(), "predicted": held_out.predicted}
     return {
         part: {name: vars(acceptance) for name, acceptance in found.items()} for part, found in parts.items()
+    }
+
+
+def _by_context(held_out: HeldOut, num_draft_tokens: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the acceptance of rounds by the length of their context, decoded here and predicted."""
+    lengths = {prompt.prompt_id: len(prompt.token_ids) for prompt in held_out.prompts}
+    drafted = held_out.here.drafted if held_out.here else {}
+    parts: dict[str, Mapping[str, Sequence[int]]] = {
+        "decoded": {name: [n for _, n in answer.rounds] for name, answer in drafted.items()},
+        "predicted": held_out.predicted_rounds,
+    }
+    return {
+        part: {
+            context: {**vars(acceptance), "length": acceptance.length}
+            for context, acceptance in by_context(
+                ((lengths[name], rounds) for name, rounds in found.items()), num_draft_tokens
+            ).items()
+        }
+        for part, found in parts.items()
     }
 
 

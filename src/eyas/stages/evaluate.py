@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from eyas.data.benchmarks import benchmark_fingerprint
+from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt
 from eyas.engines.checks import is_served
 from eyas.errors import ContractError
-from eyas.evaluate.acceptance import predict_acceptance
+from eyas.evaluate.acceptance import predict_rounds
 from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of
 from eyas.evaluate.in_process import Here, decode_here, sample_here
 from eyas.evaluations import bring_back, keep_other
@@ -96,7 +97,7 @@ def _measure_here(context: RunContext) -> HeldOut:
     here = None
     if settings.in_process:
         here = _decode(context, prompts, functools.partial(drafter.proposer, draft, target_ids))
-    predicted = predict_acceptance(
+    rounds = predict_rounds(
         drafter,
         draft,
         teacher,
@@ -109,7 +110,11 @@ def _measure_here(context: RunContext) -> HeldOut:
     names = [prompt.prompt_id for prompt in prompts]
     stored = [first_answer(sample)[: settings.max_new_tokens] for sample in samples]
     return HeldOut(
-        prompts, dict(zip(names, stored, strict=True)), dict(zip(names, predicted, strict=True)), here
+        prompts,
+        dict(zip(names, stored, strict=True)),
+        {n: Acceptance.of(r, settings.num_draft_tokens) for n, r in zip(names, rounds, strict=True)},
+        here,
+        dict(zip(names, rounds, strict=True)),
     )
 
 

@@ -21,6 +21,7 @@ from eyas.evaluate.in_process import Here, decode_here
 from eyas.export.read import read_draft
 from eyas.progress import say
 from eyas.registry import REFERENCE_ENGINE
+from eyas.report.page import context_rows
 from eyas.report.serving_section import identical_of, served_rows
 from eyas.serving.agreement import HeldOut
 from eyas.serving.benchmark import ServedRun, free_memory, measure_served
@@ -78,6 +79,7 @@ def print_draft(name: str, report: dict[str, Any]) -> None:
         ("draft", name),
         ("evaluated on", f"{report['num_prompts']} prompts, greedy, up to {report['max_new_tokens']} tokens"),
         ("accepted, by position", ", ".join(f"{rate:.0%}" for rate in report["acceptance_rates"])),
+        *context_rows(report),
         ("identical outputs", identical_of(report)),
         *(served_rows(report["served"]) if report["served"] else ()),
         ("acceptance length", f"{report['acceptance']:.3f} (K={report['num_draft_tokens']})"),

@@ -9,6 +9,7 @@ from eyas.drafters.common.acceptance import Acceptance
 from eyas.engines.base import Prompt
 from eyas.evaluate.decode import Decoded
 from eyas.evaluate.in_process import Here
+from eyas.report.page import context_rows
 from eyas.serving.agreement import HeldOut
 from eyas.serving.report import evaluation_report, write_report
 
@@ -25,6 +26,22 @@ def held_out() -> HeldOut:
         {"a": Decoded([1, 2, 3], 2.0)}, {"a": Decoded([1, 2, 3], 1.0, (), acceptance(2))}, differences=[]
     )
     return HeldOut([Prompt("a", (9,))], {"a": (1, 2, 3)}, {"a": acceptance(1)}, here)
+
+
+def test_rounds_are_reported_by_the_length_of_their_context() -> None:
+    drafted = {"a": Decoded([1, 2, 3], 1.0, (), acceptance(1, 0), (((1, 2), 1), ((3, 4), 0)))}
+    here = Here({"a": Decoded([1, 2, 3], 2.0)}, drafted, differences=[])
+    found = HeldOut([Prompt("a", (9,) * 2046)], {}, {}, here, {"a": [2, 0]})
+    report = evaluation_report(EvaluateSettings(num_draft_tokens=2), "float32", "cpu", found, None)
+    none, one = {"num_rounds": 1, "accepted_at": (0, 0), "length": 1.0}, (1, 0)
+    first = {"num_rounds": 1, "accepted_at": one, "length": 2.0}
+    assert report["by_context"]["decoded"] == {"0-2k": first, "2-4k": none}
+    assert report["by_context"]["predicted"]["2-4k"] == none
+    ((title, said),) = context_rows(report)
+    assert title == "acceptance length, by context"
+    assert said == "0-2k 2.00 (1 rounds), 2-4k 1.00 (1 rounds)"
+    del report["by_context"]["decoded"]["2-4k"]
+    assert context_rows(report) == context_rows({}) == []  # one range, or a report of an earlier version
 
 
 def test_what_was_decoded_here_is_reported_greedy_with_both_speeds() -> None:
