@@ -78,6 +78,8 @@ def _check_draft(context: RunContext, to_do: Sequence[str]) -> None:
     check_layers(kind, context.draft_spec.read_layers)
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
+    if serving.decoder is not None and config.evaluate.endpoint is None:
+        serving.check_ranks(config, stored.shape if stored else shape)
     if config.export.format == "speculators":
         registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
 
