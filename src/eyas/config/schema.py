@@ -300,7 +300,8 @@ class EvaluateSettings(Section):
     )
     benchmarks: tuple[str, ...] = Field(
         (),
-        description="served besides held-out prompts: mt-bench, humaneval, gsm8k, files, hf:owner/name:split",
+        description="served besides held-out prompts: mt-bench, humaneval, gsm8k, long, files, "
+        "hf:owner/name:split",
     )
     sweep_draft_tokens: tuple[PositiveInt, ...] = Field(
         (), description="further K that are served and compared, e.g. [1, 5]"

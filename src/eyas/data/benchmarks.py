@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.data.answer_slots import answer_slots
+from eyas.data.long_prompts import LONG, long_rows
 from eyas.data.row_formats import parse_row
 from eyas.data.sources import Drop, Row, read_source, source_fingerprint
 from eyas.errors import UserError, did_you_mean
+from eyas.files import fingerprint
 from eyas.types import Conversation
 
 
@@ -49,7 +51,7 @@ def read_benchmark(name: str, limit: int, role_map: Mapping[str, str]) -> list[B
     Raises: UserError for an unknown name or a source without a usable row.
     """
     known = _known(name)
-    rows = read_source(known.source if known else name)
+    rows = long_rows() if name == LONG else read_source(known.source if known else name)
     found = [_prompt(row, name, known, role_map) for row in rows if not isinstance(row, Drop)]
     prompts = [p for p in found if p is not None]
     if not prompts:
@@ -59,17 +61,20 @@ def read_benchmark(name: str, limit: int, role_map: Mapping[str, str]) -> list[B
 
 
 def benchmark_fingerprint(name: str) -> str:
-    """Identify the prompts of a benchmark: its file's bytes, or the name of a hub data set."""
+    """Identify the prompts of a benchmark: their own or its file's bytes, or the name of a hub data set."""
+    if name == LONG:
+        return fingerprint([row.value for row in long_rows()])
     known = _known(name)
     return source_fingerprint(known.source if known else name)
 
 
 def _known(name: str) -> _HubSet | None:
     known = _HUB_SETS.get(name.lower().replace("_", "-"))
-    if known is None and not _looks_like_source(name):
+    if known is None and name != LONG and not _looks_like_source(name):
+        names = (*_HUB_SETS, LONG)
         raise UserError(
-            f"unknown benchmark {name!r}{did_you_mean(name, _HUB_SETS)}",
-            hint=f"known: {', '.join(_HUB_SETS)}; or a file, or hf:owner/name:split",
+            f"unknown benchmark {name!r}{did_you_mean(name, names)}",
+            hint=f"known: {', '.join(names)}; or a file, or hf:owner/name:split",
         )
     return known
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from eyas.engines.base import Prompt
 from eyas.errors import UserError
+from eyas.progress import say
 from eyas.store.base import StateReader
 from eyas.types import TokenizedSample
 
@@ -50,3 +51,20 @@ def first_answer(sample: TokenizedSample) -> tuple[int, ...]:
     start = int(sample.loss_mask.argmax())
     length = int(np.append(~sample.loss_mask[start:], True).argmax())
     return tuple(sample.input_ids[start : start + length].tolist())
+
+
+def that_fit(prompts: Sequence[Prompt], room: int) -> list[Prompt]:
+    """Return the prompts of at most ``room`` tokens, and say how many are longer.
+
+    Raises: UserError when all are.
+    """
+    fit = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
+    num_longer = len(prompts) - len(fit)
+    if prompts and not fit:
+        raise UserError(
+            f"every prompt is longer than {room:,} tokens, the target's context without the answer",
+            hint="name shorter prompts, or lower evaluate.max_new_tokens",
+        )
+    if num_longer:
+        say(f"evaluate: left out {num_longer} of {len(prompts)} prompts, longer than {room:,} tokens")
+    return fit

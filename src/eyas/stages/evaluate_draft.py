@@ -17,6 +17,7 @@ from eyas.engines.base import Prompt
 from eyas.engines.checks import check_abilities, check_evaluation, check_installed, is_served
 from eyas.engines.info import engine_info
 from eyas.errors import UserError
+from eyas.evaluate.held_out import that_fit
 from eyas.evaluate.in_process import Here, decode_here
 from eyas.export.read import read_draft
 from eyas.progress import say
@@ -55,7 +56,8 @@ def evaluate_draft(
     context = RunContext(loaded)
     context.spec = spec
     renderer = new_renderer(context)
-    prompts = _prompts(config.evaluate.benchmarks or sources, config.evaluate.num_prompts, renderer)
+    asked = _prompts(config.evaluate.benchmarks or sources, config.evaluate.num_prompts, renderer)
+    prompts = that_fit(asked, spec.max_position_embeddings - config.evaluate.max_new_tokens)
     here = _decode(context, stored, spec, prompts) if config.evaluate.in_process else None
     held_out, served = HeldOut(prompts, {}, {}, here), None
     config.run_dir.mkdir(parents=True, exist_ok=True)

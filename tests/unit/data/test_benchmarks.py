@@ -43,6 +43,34 @@ def test_another_file_under_the_same_name_is_another_benchmark(tmp_path: Path) -
     assert benchmark_fingerprint("MT_Bench") == "hf:HuggingFaceH4/mt_bench_prompts:train"
 
 
+def test_the_long_suite_asks_about_installed_code_in_every_size() -> None:
+    prompts = read_benchmark("long", 10_000, {})
+    sizes = [6_000, 12_000, 24_000, 48_000, 96_000]
+    categories = {f"{size // 1000}k characters": size for size in sizes}
+    assert {p.category for p in prompts} == set(categories)
+    assert {p.suite for p in prompts} == {"long"}
+    said = [p.conversation.messages[0].content for p in prompts]
+    assert len(set(said)) == len(said) == 18 * len(sizes)
+    for prompt, content in zip(prompts, said, strict=True):
+        size = categories[prompt.category]
+        assert 0.95 * size < len(content) < size + 200
+        assert "```python\n" in content
+    # A share of the suite holds every size.
+    assert {p.category for p in read_benchmark("long", 5, {})} == set(categories)
+
+
+def test_the_long_suite_has_the_fingerprint_of_its_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eyas.data import long_prompts
+
+    before = benchmark_fingerprint("long")
+    assert benchmark_fingerprint("long") == before
+    monkeypatch.setattr(long_prompts, "_QUESTIONS", ("Why?",))
+    assert benchmark_fingerprint("long") != before
+    monkeypatch.setattr(long_prompts, "_MODULES", ("sys",))
+    with pytest.raises(UserError, match="module sys, from which the benchmark long is made"):
+        benchmark_fingerprint("long")
+
+
 def test_an_unknown_name_and_an_empty_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown benchmark 'mt-bensh'; did you mean 'mt-bench'"):
         read_benchmark("mt-bensh", 5, {})

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eyas.engines.base import Prompt
 from eyas.errors import UserError
-from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of
+from eyas.evaluate.held_out import choose_samples, first_answer, prompt_of, that_fit
 from eyas.types import TokenizedSample
 
 EOS = 0
@@ -46,3 +47,15 @@ def test_prompts_are_taken_evenly() -> None:
 def test_answers_that_are_all_cut_earlier_are_refused() -> None:
     with pytest.raises(UserError, match=r"is cut before evaluate\.max_new_tokens=9 tokens"):
         choose_samples(store(sample("s", [8, 9], then=(4,))), 1, 9, [EOS])
+
+
+def test_prompts_beyond_the_targets_context_are_left_out_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    prompts = [Prompt(name, (5,) * length) for name, length in (("a", 8), ("b", 9), ("c", 7))]
+    with caplog.at_level("INFO"):
+        assert [p.prompt_id for p in that_fit(prompts, 8)] == ["a", "c"]
+    assert "left out 1 of 3 prompts, longer than 8 tokens" in caplog.text
+    with pytest.raises(UserError, match="every prompt is longer than 6 tokens"):
+        that_fit(prompts, 6)
+    assert that_fit([], 6) == []
