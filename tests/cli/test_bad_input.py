@@ -136,8 +136,11 @@ def test_a_kind_of_draft_that_the_engine_here_does_not_serve(tmp_path: Path, tin
 def test_draft_heads_that_do_not_divide_among_the_ranks_that_serve_it(
     tmp_path: Path, tiny_target: Path
 ) -> None:
-    what = "1 attention heads and 1 key/value heads of the draft do not divide among 2 tensor-parallel ranks"
-    hint = "set vllm.tensor_parallel_size to one of [1]"
+    what = (
+        "the draft's 1 attention heads and 1 key/value heads do not divide among "
+        "vllm.tensor_parallel_size=2 ranks"
+    )
+    hint = "train it with draft.num_attention_heads a multiple of 2, or serve on fewer GPUs"
     words = ("evaluate.engine=vllm", "vllm.tensor_parallel_size=2")
     draft = {"num_attention_heads": 1, "num_key_value_heads": 1}
     refused_run(tmp_path, tiny_target, what, hint, *words, draft=draft)

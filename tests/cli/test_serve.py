@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eyas.engines.info import Installed
 from machine import free_port
 from pipeline import Screen, change_json, eyas, write_run
 from tiny import make_target
@@ -134,10 +135,20 @@ def test_an_engine_that_is_not_installed(draft: Path, monkeypatch: pytest.Monkey
     assert_refused(eyas("serve", draft), "vllm is not installed", "pip install")
 
 
+def test_a_draft_whose_heads_do_not_divide_among_the_ranks(
+    draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eyas.engines.vllm.info import VllmInfo
+
+    monkeypatch.setattr(VllmInfo, "check_server", lambda *_: None)
+    monkeypatch.setattr(VllmInfo, "installed", lambda self: Installed("0.32.0"))
+    refused = eyas("serve", draft, "--tp-size", "3", "--port", free_port())
+    assert_refused(refused, "do not divide among --tp-size=3 ranks", "a multiple of 3")
+
+
 def test_sglang_is_served_where_it_is_installed_and_a_gpu_is_there(
     draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from eyas.engines.info import Installed
     from eyas.engines.sglang.info import SglangInfo
 
     monkeypatch.setattr(

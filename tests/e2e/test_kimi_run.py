@@ -1,10 +1,10 @@
 """Kimi-K2.5 from the first command to the last, as tiny as its class allows.
 
-Its recipe with another folder and other sizes runs through the real vLLM, the experts dequantised: vLLM's CPU
-build has no kernel for experts in INT4 with a scale for each group of 32. transformers computes them.
+Its recipe with another folder and other sizes runs through the real vLLM on two tensor-parallel ranks, the
+experts dequantised: vLLM's CPU build has no kernel for experts in INT4 with a scale for each group of 32.
+transformers computes them.
 """
 
-import functools
 import importlib.util
 import json
 from pathlib import Path
@@ -45,7 +45,6 @@ def sizes(root: Path, target: Path) -> list[str]:
         "evaluate.num_prompts=3",
         "evaluate.max_new_tokens=12",
         "evaluate.concurrency=[1, 3]",
-        "vllm.tensor_parallel_size=1",
     ]
 
 
@@ -64,13 +63,13 @@ def test_the_layers_that_were_once_called_2_30_58_60() -> None:
 def test_the_recipe_runs_from_the_first_stage_to_the_last(
     kimi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from eyas.engines.vllm import decoder, engine
-
     # Its kernels for latent attention on a CPU take heads of 576 only; plain attention takes these.
     monkeypatch.setenv("VLLM_MLA_DISABLE", "1")
-    for module, name in ((engine, "VllmEngine"), (decoder, "VllmDecoder")):  # a process less for each start
-        monkeypatch.setattr(module, name, functools.partial(getattr(module, name), in_process=True))
-    screen = eyas("run", "-c", RECIPE, *sizes(tmp_path, dequantised(kimi, tmp_path / "plain")))
+    words = [*sizes(tmp_path, dequantised(kimi, tmp_path / "plain")), "vllm.tensor_parallel_size=2"]
+    refused = eyas("run", "-c", RECIPE, *words)
+    assert refused.code == 2
+    assert "the draft's 1 attention heads and 1 key/value heads do not divide among" in refused.err
+    screen = eyas("run", "-c", RECIPE, *words, "draft.num_attention_heads=2", "draft.num_key_value_heads=2")
     assert screen.code == 0, screen.err
     assert screen.err.count("the engine passed the probe") == 1
     assert screen.err.count("the engine that is running serves this stage too") == 1
@@ -94,7 +93,7 @@ def test_the_recipe_runs_from_the_first_stage_to_the_last(
 def test_experts_in_int4_run_through_transformers_with_a_latent_draft(kimi: Path, tmp_path: Path) -> None:
     engines = [f"{stage}.engine=transformers" for stage in ("regenerate", "extract", "evaluate")]
     further = ["evaluate.in_process=true", "evaluate.concurrency=[1, 2, 4, 8, 16, 32, 64]"]
-    words = [*sizes(tmp_path, kimi), *engines, *further, "draft.attention=mla"]
+    words = [*sizes(tmp_path, kimi), *engines, *further, "draft.attention=mla", "vllm.tensor_parallel_size=1"]
     screen = eyas("run", "-c", RECIPE, *words)
     assert screen.code == 0, screen.err
     report = report_of(tmp_path)

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 from eyas.config.schema import EvaluateSettings, RunConfig
@@ -153,6 +154,20 @@ def check_draft_tokens(config: RunConfig, most: int | None) -> None:
                 f"settings makes {most} a round",
                 hint=f"ask for {most} at most",
             )
+
+
+def check_draft_heads(shape: Any, num_ranks: int, setting: str) -> None:
+    """Raises: UserError where the draft's heads do not divide among the ranks of the engine that serves it.
+
+    ``setting`` is what says how many ranks there are.
+    """
+    heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+    if heads % num_ranks or (kv_heads % num_ranks and num_ranks % kv_heads):
+        raise UserError(
+            f"the draft's {heads} attention heads and {kv_heads} key/value heads do not divide among "
+            f"{setting}={num_ranks} ranks",
+            hint=f"train it with draft.num_attention_heads a multiple of {num_ranks}, or serve on fewer GPUs",
+        )
 
 
 def check_fleet(config: RunConfig) -> None:

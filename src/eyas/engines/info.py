@@ -209,9 +209,6 @@ class EngineInfo:
         """Raises: UserError when the engine here serves no drafts of a kind."""
         self.draft_file(kind)
 
-    def check_ranks(self, config: "RunConfig", shape: Any) -> None:
-        """Raises: UserError where a draft of this shape does not divide among the ranks that serve it."""
-
     def check_version(self, kind: str, layers: ReadLayers | None) -> None:
         """Raises: UserError where the version that is installed would serve such a draft wrongly."""
 

@@ -8,6 +8,7 @@ from eyas.capture.stream import check_stream
 from eyas.config.schema import RunConfig
 from eyas.engines.checks import (
     check_abilities,
+    check_draft_heads,
     check_draft_tokens,
     check_endpoints,
     check_evaluation,
@@ -78,8 +79,8 @@ def _check_draft(context: RunContext, to_do: Sequence[str]) -> None:
     check_layers(kind, context.draft_spec.read_layers)
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
-    if serving.decoder is not None and config.evaluate.endpoint is None:
-        serving.check_ranks(config, stored.shape if stored else shape)
+    if serving.decoder is not None and "evaluate" in to_do and serving.gpus_setting is not None:
+        check_draft_heads(stored.shape if stored else shape, serving.gpus(config), serving.gpus_setting)
     if config.export.format == "speculators":
         registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from eyas.config.schema import TargetSettings
 from eyas.config.secrets import without_secrets
 from eyas.drafters.common.stored import StoredDraft
+from eyas.engines.checks import check_draft_heads
 from eyas.engines.info import DraftServer, engine_info, engines_that
 from eyas.errors import UserError
 from eyas.export.read import read_draft
@@ -79,6 +80,7 @@ def serve(options: ServeOptions, print_only: bool) -> None:
         return
     assert spec is not None
     info.check_server(server, spec)
+    check_draft_heads(stored.shape, options.tp_size, "--tp-size")
     check_port(options.host, options.port)
     folder = locate(settings.model, settings.revision)
     on_cpu = check_memory(folder, server, info.title)

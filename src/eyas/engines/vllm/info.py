@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eyas.engines.info import CaptureServer, DraftServer, EngineInfo, Installed, TargetSize
 from eyas.errors import UserError
@@ -129,11 +129,6 @@ class VllmInfo(EngineInfo):
         from eyas.engines.vllm import versions
 
         versions.check_kind(self.draft_file(kind))
-
-    def check_ranks(self, config: "RunConfig", shape: Any) -> None:
-        from eyas.engines.vllm import versions
-
-        versions.check_parallel(shape, config.vllm.tensor_parallel_size, " of the draft")
 
     def check_server(self, server: DraftServer, spec: "TargetSpec") -> None:
         from eyas.engines.vllm import versions

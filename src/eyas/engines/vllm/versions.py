@@ -175,16 +175,13 @@ def remarks(version: Version) -> list[str]:
     return found
 
 
-def check_parallel(shape: Any, num_ranks: int, of: str = "") -> None:
-    """Raises: UserError when the heads of a target or draft do not divide among the ranks.
-
-    Nothing is loaded for it.
-    """
-    heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+def check_parallel(spec: TargetSpec, num_ranks: int) -> None:
+    """Raises: UserError when the target's heads do not divide among the ranks; nothing is loaded for it."""
+    heads, kv_heads = spec.num_attention_heads, spec.num_key_value_heads
     fits = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
     if num_ranks not in fits:
         raise UserError(
-            f"{heads} attention heads and {kv_heads} key/value heads{of} do not divide among "
+            f"{heads} attention heads and {kv_heads} key/value heads do not divide among "
             f"{num_ranks} tensor-parallel ranks",
             hint=f"set vllm.tensor_parallel_size to one of {fits}",
         )
