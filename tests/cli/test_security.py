@@ -294,7 +294,7 @@ def test_serve_does_not_show_the_key_it_hands_on(
         "read_draft",
         lambda _: SimpleNamespace(architecture="eagle3", config={}, shape=None, aux_layer_ids=None),
     )
-    for check in ("check_file", "check_port"):
+    for check in ("check_file", "check_port", "check_draft_heads"):
         monkeypatch.setattr(module, check, lambda *_: None)
     monkeypatch.setattr(module, "check_target", lambda *_: make_spec())
     monkeypatch.setattr(module, "check_memory", lambda *_: False)

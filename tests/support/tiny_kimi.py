@@ -99,6 +99,30 @@ class TikTokenTokenizer(PreTrainedTokenizer):
         return ()
 """
 
+# As the published folder has it: a configuration of its own, over DeepSeek-V3's.
+CONFIG_CODE = """
+from transformers import DeepseekV3Config, PretrainedConfig
+
+
+class KimiK25VisionConfig(PretrainedConfig):
+    model_type = "kimi_k25_vision"
+
+
+class KimiK25Config(PretrainedConfig):
+    model_type = "kimi_k25"
+
+    def __init__(self, text_config=None, vision_config=None, ignore_index=-100,
+                 media_placeholder_token_id=163605, pad_token_id=0, **kwargs):
+        if isinstance(text_config, dict):
+            text_config = DeepseekV3Config(**text_config)
+        if isinstance(vision_config, dict):
+            vision_config = KimiK25VisionConfig(**vision_config)
+        self.text_config, self.vision_config = text_config, vision_config
+        self.ignore_index = ignore_index
+        self.media_placeholder_token_id = media_placeholder_token_id
+        super().__init__(pad_token_id=pad_token_id, **kwargs)
+"""
+
 
 def make_kimi(folder: Path) -> Path:
     """Write the model with its experts in INT4, and return its folder."""
@@ -132,7 +156,13 @@ def make_kimi(folder: Path) -> Path:
     text = json.loads((folder / "config.json").read_text())["text_config"]
     ids = {"bos_token_id": 256, "eos_token_id": end, "pad_token_id": 257}
     media = 256 + SPECIAL.index("<|media_pad|>")
-    change_json(folder / "config.json", text_config=text | ids, media_placeholder_token_id=media)
+    (folder / "configuration_kimi_k25.py").write_text(CONFIG_CODE)
+    change_json(
+        folder / "config.json",
+        text_config=text | ids,
+        media_placeholder_token_id=media,
+        auto_map={"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
+    )
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end, "max_length": 262144}))
     return quantise_experts(folder)
 

@@ -40,7 +40,9 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> Any:
             own = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map")}
             config = CONFIG_MAPPING[_SAME_AS[raw["model_type"]]].from_dict(own)
         else:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+            # A folder's own code was written for the transformers of its day, and for other ways in.
+            trust = trust_remote_code and not _has_own_class(raw)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     except Exception as error:
         text = (str(error) or type(error).__name__).strip().splitlines()[0]
         if "trust_remote_code" in str(error):
@@ -54,6 +56,27 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> Any:
         # A wrapper that says so in its text_config only; vLLM ties it, transformers asks the wrapper.
         config.tie_word_embeddings = True
     return config
+
+
+def is_of_folder(config: Any) -> bool:
+    """Whether a configuration's class is code of the model folder, not transformers' own."""
+    return type(config).__module__.startswith("transformers_modules.")
+
+
+def _has_own_class(raw: dict[str, Any]) -> bool:
+    """Whether transformers has the model that config.json names, so that no code of its folder is needed.
+
+    It spells some names in its own way: Kimi_K25ForConditionalGeneration.
+    """
+    from transformers.models.auto import modeling_auto
+
+    name, architectures = raw.get("model_type"), raw.get("architectures") or []
+    tables = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    known = {str(table.get(name)).replace("_", "") for table in tables}
+    return name in CONFIG_MAPPING and bool(known & set(architectures[:1]))
 
 
 def plain_config(folder: Path) -> Any:

@@ -13,7 +13,7 @@ from eyas.engines.base import ProbeOutput, Prompt, Sampling
 from eyas.engines.gqa_attention import use_grouped_attention
 from eyas.engines.hidden_state_hooks import HiddenStateHooks, text_decoder
 from eyas.errors import ContractError, UserError
-from eyas.targets.config import read_config
+from eyas.targets.config import is_of_folder, read_config
 from eyas.types import Completion, Failure, HiddenStates, TargetSpec, TokenizedSample
 
 # Kinds of layers whose cache can be cut; others keep a running state (linear attention, state space).
@@ -214,7 +214,7 @@ def load_model(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any
             folder,
             config=config,
             dtype=dtype,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=trust_remote_code and is_of_folder(config),
             output_loading_info=True,
             **further,
         )
