@@ -102,6 +102,19 @@ def test_aux_layers_that_an_engine_cannot_serve(tmp_path: Path, tiny_target: Pat
     )
 
 
+def test_a_draft_that_the_engine_of_evaluate_would_compute_otherwise(
+    tmp_path: Path, tiny_target: Path
+) -> None:
+    refused_run(
+        tmp_path,
+        tiny_target,
+        "SGLang leaves out fc and its norm where a draft reads one aux layer",
+        "take another engine: vllm",
+        "target.aux_layer_ids=[3]",
+        "evaluate.engine=sglang",
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "setting", "what"),
     [

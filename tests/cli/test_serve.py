@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,12 @@ def test_sglang_is_served_where_it_is_installed_and_a_gpu_is_there(
     monkeypatch.setattr("os.execvp", lambda program, words: started.append(words))
     screen = eyas("serve", draft, "--engine", "sglang", "--port", str(free_port()))
     assert screen.code == 0, screen.err
-    assert started[0][:3] == ["python", "-m", "sglang.launch_server"]
+    assert started[0][:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert "needs SGLang 0.5.12 or later" in screen.err
+    monkeypatch.setattr(SglangInfo, "installed", lambda self: Installed("0.5.11"))
+    refused = eyas("serve", draft, "--engine", "sglang", "--port", str(free_port()))
+    assert_refused(refused, "SGLang 0.5.11 would serve this draft wrongly", "pip install 'sglang>=0.5.12'")
+    assert len(started) == 1
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What exports of block drafts say, and that none of them falls into an engine's silent traps."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from block_cases import make_block_case
 from eyas import registry
 from eyas.config.schema import draft_settings_of
 from eyas.drafters.common.block.model import BlockDraft
-from eyas.engines.info import check_layers, engine_info
+from eyas.engines.info import DraftServer, check_layers, engine_info
 from eyas.errors import ContractError, UserError
 from eyas.export.native import load_export
 from eyas.export.read import read_draft
@@ -234,6 +235,31 @@ def test_vllm_drafts_from_the_whole_block_or_from_a_causal_one(
     assert "draft.causal=true" in str(caught.value.hint)
     with pytest.raises(UserError, match=f"holds {held} draft tokens, {held + 1} were asked for"):
         vllm.speculative_config(str(causal), held + 1)
+
+
+# The same in SGLang, which logs a warning and drafts from the other block.
+@pytest.mark.parametrize(("kind", "held"), [("dflash", 4), ("dspark", 5)])
+def test_sglang_drafts_from_the_whole_block_or_from_a_causal_one(
+    tmp_path: Path, kind: str, held: int
+) -> None:
+    _, causal = export(tmp_path / "causal", kind)
+    _, both_ways = export(tmp_path / "bidirectional", kind, causal=False)
+    sglang = engine_info("sglang")
+
+    def served(draft: Path, num_draft_tokens: int) -> list[str]:
+        return sglang.serve_command(
+            DraftServer(draft, kind, "target", num_draft_tokens, "bfloat16", "host", 1, 1, 0.9), on_cpu=False
+        )
+
+    for draft, num in ((causal, 1), (causal, held), (both_ways, held)):
+        given = dict(itertools.pairwise(served(draft, num)))
+        assert given["--speculative-num-draft-tokens"] == str(num + 1)
+        # Without it DSpark takes config.json's block, and refuses another number of tokens.
+        assert given.get("--speculative-dspark-block-size") == (str(num) if kind == "dspark" else None)
+    with pytest.raises(UserError, match=r"SGLang would draft .* shorter block than the 5 slots"):
+        served(both_ways, held - 1)
+    with pytest.raises(UserError, match=f"holds {held} draft tokens, {held + 1} were asked for"):
+        served(causal, held + 1)
 
 
 # Trap (e): SGLang counts the token that verification starts from.

@@ -197,6 +197,12 @@ class EngineInfo:
         )
         return trouble
 
+    def check_draft(self, kind: str, shape: Any, layers: ReadLayers | None) -> None:
+        """Raises: UserError for a draft that it would serve, but not as it was trained."""
+        if self.serves and (trouble := self.draft_trouble(kind, shape, layers)):
+            others = " or ".join(other.name for other in engines_that(lambda o: o.serves and o is not self))
+            raise UserError(trouble, hint=f"take another engine: {others}")
+
     def short_command(self, kind: str, target: str, num_draft_tokens: int, draft: Path) -> str:
         """Return a command that a person serves the draft of a folder with, which it calls THIS_FOLDER."""
         raise NotImplementedError

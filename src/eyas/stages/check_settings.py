@@ -79,10 +79,13 @@ def _check_draft(context: RunContext, to_do: Sequence[str]) -> None:
     check_layers(kind, context.draft_spec.read_layers)
     stored = read_start(context)
     shape = draft_config(context, config.draft.vocab_size or context.spec.vocab_size)
+    shape = stored.shape if stored else shape
+    if "evaluate" in to_do:
+        serving.check_draft(kind, shape, context.draft_spec.read_layers)
     if serving.decoder is not None and "evaluate" in to_do and serving.gpus_setting is not None:
-        check_draft_heads(stored.shape if stored else shape, serving.gpus(config), serving.gpus_setting)
+        check_draft_heads(shape, serving.gpus(config), serving.gpus_setting)
     if config.export.format == "speculators":
-        registry.drafter_file(kind, "export").check_speculators(stored.shape if stored else shape)
+        registry.drafter_file(kind, "export").check_speculators(shape)
 
 
 # Each looks at the settings alone.

@@ -26,7 +26,7 @@ from eyas.report.page import context_rows
 from eyas.report.serving_section import identical_of, served_rows
 from eyas.serving.agreement import HeldOut
 from eyas.serving.benchmark import ServedRun, free_memory, measure_served
-from eyas.serving.fit import check_file, check_target, recorded_target
+from eyas.serving.fit import check_file, check_target, recorded_layers, recorded_target
 from eyas.serving.report import check_report, evaluation_report, write_report
 from eyas.serving.results import SO_FAR
 from eyas.stages.init_from import start_folder
@@ -44,21 +44,22 @@ def evaluate_draft(
     Raises: UserError for what is no draft, or a draft of another target.
     """
     folder = start_folder(name, "--draft")
-    stored = read_draft(folder)
-    check_file(folder, stored)
-    loaded = _settings(folder, stored, target, sources, output, settings)
+    draft = read_draft(folder)
+    check_file(folder, draft)
+    loaded = _settings(folder, draft, target, sources, output, settings)
     config = loaded.config
     check_abilities(config)
     check_evaluation(config.evaluate)
     check_installed(config, ["evaluate"])
-    spec = check_target(folder, stored, config.target, print_only=False)
+    engine_info(config.evaluate.engine).check_draft(draft.architecture, draft.shape, recorded_layers(draft))
+    spec = check_target(folder, draft, config.target, print_only=False)
     assert spec is not None
     context = RunContext(loaded)
     context.spec = spec
     renderer = new_renderer(context)
     asked = _prompts(config.evaluate.benchmarks or sources, config.evaluate.num_prompts, renderer)
     prompts = that_fit(asked, spec.max_position_embeddings - config.evaluate.max_new_tokens)
-    here = _decode(context, stored, spec, prompts) if config.evaluate.in_process else None
+    here = _decode(context, draft, spec, prompts) if config.evaluate.in_process else None
     held_out, served = HeldOut(prompts, {}, {}, here), None
     config.run_dir.mkdir(parents=True, exist_ok=True)
     if is_served(config.evaluate):
@@ -132,14 +133,13 @@ def _prompts(sources: Sequence[str], num: int, renderer: ChatRenderer) -> list[P
 def _decode(context: RunContext, stored: StoredDraft, spec: TargetSpec, prompts: Sequence[Prompt]) -> Here:
     settings, device = context.config.evaluate, context.device
     teacher = read_teacher(context.target_folder, spec).to(device, torch.float32)
-    own = stored.embedding
-    embedding = teacher.embedding.cpu().float()
+    own, embedding = stored.embedding, teacher.embedding.cpu().float()
     if own is not None and not torch.allclose(own.float(), embedding, rtol=1e-2, atol=1e-4):
         raise UserError("the draft has an embedding that is not this target's", hint="name its own --target")
     draft = stored.build(teacher.embedding.cpu(), teacher.head.cpu()).to(device).float()
     drafter, ids = registry.drafter(stored.architecture), stored.target_ids.to(device)
-    info = engine_info(REFERENCE_ENGINE)
-    with closing(info.start(context.config, context.target_folder, spec, device)) as engine:
+    start = engine_info(REFERENCE_ENGINE).start
+    with closing(start(context.config, context.target_folder, spec, device)) as engine:
         return decode_here(
             engine,
             lambda: drafter.proposer(draft, ids),

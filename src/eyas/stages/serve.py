@@ -13,7 +13,7 @@ from eyas.config.schema import TargetSettings
 from eyas.config.secrets import without_secrets
 from eyas.drafters.common.stored import StoredDraft
 from eyas.engines.checks import check_draft_heads
-from eyas.engines.info import DraftServer, engine_info, engines_that
+from eyas.engines.info import DraftServer, engine_info
 from eyas.errors import UserError
 from eyas.export.read import read_draft
 from eyas.progress import say
@@ -71,23 +71,22 @@ def serve(options: ServeOptions, print_only: bool) -> None:
     spec = check_target(options.draft, stored, settings, print_only)
     info, server = engine_info(options.engine), _server(options, stored, settings)
     layers = recorded_layers(stored)
-    if trouble := info.draft_trouble(server.kind, stored.shape, layers):
-        others = " or ".join(other.name for other in engines_that(lambda o: o.serves and o is not info))
-        raise UserError(trouble, hint=f"serve it with --engine {others}")
+    info.check_draft(server.kind, stored.shape, layers)
     if print_only:
         info.check_version(server.kind, layers)
         print(shlex.join(info.serve_command(server, on_cpu=False)))
         return
     assert spec is not None
     info.check_server(server, spec)
+    info.check_version(server.kind, layers)
     check_draft_heads(stored.shape, options.tp_size, "--tp-size")
     check_port(options.host, options.port)
     folder = locate(settings.model, settings.revision)
     on_cpu = check_memory(folder, server, info.title)
     words = info.serve_command(replace(server, target=str(folder), revision=None), on_cpu)
     say(f"serve: {shlex.join(without_secrets(words))}")
-    if on_cpu:
-        words[0] = sys.executable
+    if words[0] == "python":
+        words[0] = sys.executable  # the one whose packages were checked
     os.execvp(words[0], words)
 
 

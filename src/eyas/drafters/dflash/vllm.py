@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from eyas.drafters.common.block.serving import check_block_in_vllm
+from eyas.drafters.common.block.serving import check_block
 
 OLDEST = (0, 26)
 ON_CPU = True
@@ -11,5 +11,5 @@ TARGET_INTERFACE = "supports_eagle3"
 
 
 def speculative_config(draft: str, num_draft_tokens: int) -> dict[str, Any]:
-    check_block_in_vllm(draft, num_draft_tokens, first_slot=1)
+    check_block("vLLM", draft, num_draft_tokens, first_slot=1)
     return {"method": "dflash", "model": draft, "num_speculative_tokens": num_draft_tokens}

@@ -55,7 +55,14 @@ class SglangInfo(EngineInfo):
                 f"SGLang {here} says neither an answer's token ids nor its rounds over HTTP",
                 hint=f"pip install 'sglang>={_COUNTS_IN_REPLIES}'",
             )
+        if settings["draft"] is not None:
+            kind = config.draft.architecture
+            self._check_num_draft_tokens(kind, settings["draft"], settings["num_draft_tokens"])
         return super().start_decoder(config, folder, spec, **settings)
+
+    def _check_num_draft_tokens(self, kind: str, draft: Path, num_draft_tokens: int) -> None:
+        check = getattr(self.draft_file(kind), "check_num_draft_tokens", lambda draft, num: None)
+        check(str(draft), num_draft_tokens)
 
     def _check_installed(self) -> str:
         found = self.installed()
@@ -91,6 +98,7 @@ class SglangInfo(EngineInfo):
 
     def serve_command(self, server: DraftServer, on_cpu: bool) -> list[str]:
         draft = str(server.draft.resolve())
+        self._check_num_draft_tokens(server.kind, server.draft, server.num_draft_tokens)
         return [
             *("python", "-m", "sglang.launch_server", "--model-path", server.target, "--dtype", server.dtype),
             *self.draft_file(server.kind).arguments(draft, server.num_draft_tokens),

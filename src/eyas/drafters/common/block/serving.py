@@ -9,11 +9,13 @@ from eyas.errors import UserError
 from eyas.layer_ids import ReadLayers, to_output_of
 
 
-def check_block_in_vllm(draft: str, num_draft_tokens: int, first_slot: int) -> None:
-    """Refuse draft tokens that a block does not hold, or that vLLM would draft from another block.
+def check_block(engine: str, draft: str, num_draft_tokens: int, first_slot: int) -> None:
+    """Refuse draft tokens that a block does not hold, or that an engine would draft from another block.
 
-    vLLM computes only the slots that it needs. To a causal draft that makes no difference; a slot of a
-    bidirectional one would miss those behind it. Raises: UserError.
+    vLLM and SGLang compute only the slots that they need. To a causal draft that makes no difference; a slot
+    of a bidirectional one would miss those behind it. Raises: UserError.
+
+    Source: SGLang 0.5.23's ``dflash_worker_v2.py`` and ``dspark_config.py``, which only log a warning.
     """
     path = Path(draft) / "config.json"
     if not path.is_file():
@@ -28,8 +30,8 @@ def check_block_in_vllm(draft: str, num_draft_tokens: int, first_slot: int) -> N
         )
     if num_draft_tokens < held and not inside.get("is_causal"):
         raise UserError(
-            f"vLLM would draft {num_draft_tokens} tokens from a shorter block than the {held + first_slot} "
-            "slots that this bidirectional draft was trained on",
+            f"{engine} would draft {num_draft_tokens} tokens from a shorter block than the "
+            f"{held + first_slot} slots that this bidirectional draft was trained on",
             hint=f"ask for {held} draft tokens, or train with draft.causal=true",
         )
 
