@@ -33,6 +33,15 @@ _STAGES = (
      "eyas evaluate -c run.yaml evaluate.num_prompts=64"),
 )  # fmt: skip
 
+# How the help groups commands; one that is named nowhere comes last.
+_SECTIONS = (
+    ("Pipeline", ("run", "prepare", "regenerate", "extract", "train", "export", "evaluate")),
+    ("Serving", ("serve", "serve-capture")),
+    ("Look", ("plan", "status", "logs", "runs", "compare", "inspect")),
+    ("Tools", ("init", "doctor", "config", "sweep", "stop", "clean", "completion")),
+)
+_WHOLE = 1000  # characters of a summary: it is wrapped, not cut
+
 
 class _UserPath(click.Path):
     """A path in which ``~`` is the home folder: a shell leaves it alone in ``--config=~/run.yaml``."""
@@ -73,7 +82,9 @@ class _Engines(click.ParamType):
 
 
 class _Group(click.Group):
-    """Commands in the order of the pipeline, a suggestion for a mistyped one, and one look for all errors."""
+    """Commands in sections, a suggestion for a mistyped one, and one look for all errors."""
+
+    group_class = type
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
@@ -82,6 +93,9 @@ class _Group(click.Group):
             return super().main(args, standalone_mode=False, **named)
         try:
             code = super().main(args, standalone_mode=False, **named)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.message)
+            sys.exit(0)
         except click.UsageError as error:
             what = error.format_message().rstrip(".")
             where = error.ctx.command_path if error.ctx else "eyas"
@@ -94,9 +108,17 @@ class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        left = dict(self.commands)
+        sections = [(title, [left.pop(name) for name in names if name in left]) for title, names in _SECTIONS]
+        for title, found in [*sections, ("Commands", list(left.values()))]:
+            if found:
+                with formatter.section(title):
+                    formatter.write_dl([(str(c.name), c.get_short_help_str(_WHOLE)) for c in found])
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
-            raise click.UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], self.commands)}")
+            raise click.UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], self.commands)}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -242,9 +264,7 @@ for _flag in reversed([flag for flag in EXTRACT_FLAGS if flag.serves]):
     click.option(_flag.name, type=_flag.kind, help=_flag.help)(serve_capture)
 
 
-@cli.command(
-    epilog=_example("eyas init --target meta-llama/Llama-3.1-8B-Instruct --data chats.jsonl --gpus 1")
-)
+@cli.command(epilog=_example("eyas init --target meta-llama/Llama-3.1-8B-Instruct --data c.jsonl --gpus 1"))
 @click.option("--target", type=_NAME_OR_PATH, help="model folder, hub id, or demo:smollm2-135m-instruct")
 @click.option(
     "--data",

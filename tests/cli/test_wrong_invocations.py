@@ -29,7 +29,7 @@ CASES: list[tuple[tuple[str, ...], str]] = [
      usage("extract", "invalid value for '--tp-size': 'two' is not a valid integer")),
     (("logs", "-n", "-1"), usage("logs", "invalid value for '-n' / '--lines': -1 is not in the range x>=0")),
     (("compare",), usage("compare", "missing argument 'RUN RUN...'")),
-    (("inspect", "prepard"), usage("inspect", "no such command 'prepard'. Did you mean 'prepared'?")),
+    (("inspect", "prepard"), usage("inspect", "unknown command 'prepard'; did you mean 'prepared'?")),
     (("completion", "tcsh"),
      usage("completion", "invalid value for '{bash|zsh|fish}': 'tcsh' is not one of 'bash', 'zsh', 'fish'")),
     (("run", "target.model=m"),

@@ -119,6 +119,7 @@ def test_a_single_stage_takes_what_comes_before_it_from_the_base(run_file: Path,
     screen = eyas("train", "-c", run_file, *varied)
     assert screen.code == 0, screen.err
     assert {p.name for p in other.iterdir() if p.is_symlink()} == {"prepared", "regenerated", "states"}
+    assert screen.err.splitlines()[-1] == f"next: eyas export -c {other / 'run.yaml'}"
     # What the base does not have is not made in passing.
     refused = eyas("train", "-c", run_file, *varied, f"run_dir={tmp_path / 'third'}", "data.max_length=90")
     assert refused.code == 2

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -53,13 +52,14 @@ def test_data_goes_to_stdout_and_progress_to_stderr(finished: tuple[Path, Screen
         assert f"{stage}: " not in screen.out
 
 
-def test_every_stage_says_what_it_wrote_and_what_comes_next(finished: tuple[Path, Screen]) -> None:
+def test_a_whole_run_says_what_each_stage_wrote_and_at_its_end_what_comes_next(
+    finished: tuple[Path, Screen],
+) -> None:
     folder, screen = finished
-    for stage, following in pairwise(STAGES):
-        written = folder / "run" / FOLDERS[STAGES.index(stage)]
-        assert (
-            f"{stage}: wrote {written}\nnext: eyas {following} -c {folder / 'run' / 'run.yaml'}" in screen.err
-        )
+    for stage, name in zip(STAGES[:-1], FOLDERS[:-1], strict=True):
+        assert f"{stage}: wrote {folder / 'run' / name}" in screen.err
+    assert screen.err.splitlines()[-1] == f"next: eyas serve {folder / 'run' / 'draft'} -k 2"
+    assert screen.err.count("next: ") == 1
 
 
 def test_the_run_folder_holds_what_the_design_says(finished: tuple[Path, Screen]) -> None:

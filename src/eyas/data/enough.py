@@ -31,9 +31,14 @@ def check_enough(writer: PreparedWriter, tally: Tally, data: DataSettings, drops
     if writer.drops[BROKEN] and not data.skip_broken_lines:
         places = ", ".join(tally.broken_places)
         more = " and more" if writer.drops[BROKEN] > len(tally.broken_places) else ""
+        num = writer.drops[BROKEN]
         raise UserError(
-            f"{writer.drops[BROKEN]} broken lines: {places}{more}",
+            f"{num} broken line{'s' if num > 1 else ''}: {places}{more}",
             hint="fix them, or set data.skip_broken_lines=true to drop them",
+        )
+    if not tally.num_read:
+        raise UserError(
+            "the files of data.sources hold no rows", hint="docs/data.md shows what a row may look like"
         )
     hint = f"{drops_file} names every row; docs/data.md explains the reasons"
     if any(reason.split(":")[0] in _ABOUT_FLAGS for reason, _ in common):

@@ -50,7 +50,7 @@ DONE_AGAIN = frozenset({"train", "export", "evaluate"})
 
 def run(context: RunContext, as_json: bool = False, summary: bool = True) -> None:
     """Run the whole pipeline and show what came out of it; with ``as_json`` as JSON lines on stdout."""
-    context.may_differ = DONE_AGAIN
+    context.may_differ, context.in_whole_run = DONE_AGAIN, True
     run_dir, stages = context.config.run_dir, stages_of(context)
     absent, before = absent_folders(run_dir), kept_files(run_dir)
     try:
@@ -78,7 +78,8 @@ def run(context: RunContext, as_json: bool = False, summary: bool = True) -> Non
     else:
         if summary:
             print_summary(finished)
-        say(f"report: {page}")
+        served = f"{context.folder('export')} -k {context.config.evaluate.num_draft_tokens}"
+        say(f"report: {page}\nnext: eyas serve {served}")
 
 
 @contextmanager
@@ -105,8 +106,7 @@ def _run_shown(context: RunContext, name: str) -> None:
 
 
 def run_stage(context: RunContext, name: str) -> None:
-    """Run one stage as the run folder's only writer; what it has begun to write when it finds the input
-    wrong is taken back."""
+    """Run one stage as the run folder's only writer; what a refused one has begun to write is taken back."""
     check_settings(context, [name])
     run_dir = context.config.run_dir
     new_run, absent = not (run_dir / "run.yaml").exists(), absent_folders(run_dir)

@@ -60,6 +60,8 @@ class RunContext:
     # Stages that are done again whatever exists, and those that are when they were made from other inputs.
     fresh: frozenset[str] = frozenset()
     may_differ: frozenset[str] = frozenset()
+    # Whether eyas run goes through all stages, so that the next one follows by itself.
+    in_whole_run: bool = False
     # The stage that may be taken from another run, but not worked on: a later one was asked for.
     only_taken: str | None = None
     # Where each stage works in this process; it takes the stage's own folder when it is complete.
@@ -366,9 +368,9 @@ def finished_run(context: RunContext) -> FinishedRun:
 
 
 def next_command(context: RunContext, stage: str) -> None:
-    """Say what was written and what comes next."""
+    """Say what was written and, where no other stage follows by itself, what comes next."""
     todo = [s for s in STAGES if s != "regenerate" or context.config.regenerate.enabled]
     at = todo.index(stage)
     say(f"{stage}: wrote {context.folder(stage)}")
-    if at + 1 < len(todo):
+    if at + 1 < len(todo) and not context.in_whole_run:
         say(f"next: eyas {todo[at + 1]} -c {context.config.run_dir / 'run.yaml'}")
