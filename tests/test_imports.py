@@ -4,6 +4,7 @@ import ast
 import graphlib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -177,3 +178,10 @@ def test_a_file_is_short_and_says_what_it_is(path: Path) -> None:
 def test_a_verb_fits_on_a_page() -> None:
     lengths = {path.stem: path.read_text().count("\n") for path in (ROOT / "stages").glob("*.py")}
     assert {verb for verb, lines in lengths.items() if lines > 150} <= NOT_VERBS
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, num in names.items() if num > 1] == [], (
+        "a run of all tests collects one of them only"
+    )
