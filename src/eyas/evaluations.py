@@ -21,15 +21,19 @@ def keep_other(run_dir: Path, inputs: Mapping[str, Any]) -> None:
         _move(newest, run_dir / _OTHERS / _name(record["inputs"]))
 
 
-def bring_back(run_dir: Path, inputs: Mapping[str, Any]) -> None:
-    """Make a finished evaluation of exactly these ``inputs`` the newest, if it is among the others."""
+def bring_back(run_dir: Path, inputs: Mapping[str, Any]) -> bool:
+    """Make a finished evaluation of exactly these ``inputs`` the newest, if it is among the others.
+
+    Returns whether it was.
+    """
     other = run_dir / _OTHERS / _name(inputs)
     record = readable_record(other)
     if record is None or not record["done"] or record["inputs"] != json.loads(json.dumps(inputs)):
-        return
+        return False
     keep_other(run_dir, inputs)
     if not (run_dir / _NEWEST).exists():
         _move(other, run_dir / _NEWEST)
+    return True
 
 
 def other_evaluations(run_dir: Path) -> dict[str, dict[str, Any]]:

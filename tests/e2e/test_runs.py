@@ -256,6 +256,9 @@ def test_evaluations_with_other_settings_stand_next_to_each_other(run_file: Path
     assert "K=2, held-out" in screen.out
     assert len(list((run / "evaluations").iterdir())) == 1
     assert "3 held-out prompts, greedy" in (run / "draft" / "README.md").read_text()
+    figures = json.loads(eyas("compare", run, "--json").out)["figures"]
+    assert not any(name.startswith("stale") for name in figures), "run.yaml is of the evaluation shown"
+    assert "stale" not in eyas("status", run).out
 
 
 @pytest.mark.parametrize(

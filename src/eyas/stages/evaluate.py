@@ -29,7 +29,7 @@ from eyas.serving.results import SO_FAR
 from eyas.stages.export import is_whole, read_exported
 from eyas.stages.prepare import new_renderer
 from eyas.stages.results import write_results
-from eyas.stages.run_context import RunContext, begin, finish
+from eyas.stages.run_context import RunContext, begin, finish, write_settings
 from eyas.store.aux_subset import with_layers
 from eyas.targets.teacher import read_teacher
 
@@ -52,9 +52,11 @@ def _evaluate(context: RunContext) -> None:
     }
     if settings.benchmarks:
         inputs["benchmarks"] = [benchmark_fingerprint(name) for name in settings.benchmarks]
-    bring_back(context.config.run_dir, inputs)
+    brought_back = bring_back(context.config.run_dir, inputs)
     context.may_differ |= {"evaluate"}
     if not begin(context, "evaluate", inputs):
+        if brought_back:  # then run.yaml is that of another evaluation
+            write_settings(context, "evaluate", context.records())
         return
     if not is_whole(context):
         raise ContractError(

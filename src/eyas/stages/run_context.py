@@ -277,12 +277,17 @@ def begin(
         say(f"{stage}: is done again: {difference(stage, record['inputs'], inputs, records)}")
     context.at_work[stage] = at
     context.began[stage] = time.monotonic()
+    write_settings(context, stage, records)
+    return True
+
+
+def write_settings(context: RunContext, stage: str, records: Mapping[str, Any]) -> None:
+    """Write run.yaml: these settings, and of the stages before ``stage`` those that they were made with."""
     loaded, changed = as_made(context, records, STAGES[: STAGES.index(stage)])
     if changed:
         say(f"{stage}: earlier stages keep what they were made with: {', '.join(changed)}")
     with atomic_file(context.config.run_dir / "run.yaml") as beside:
         beside.write_text(to_commented_yaml(loaded, context.config.run_dir), encoding="utf-8")
-    return True
 
 
 def is_done_again(context: RunContext, stage: str, inputs: Mapping[str, Any]) -> bool:
